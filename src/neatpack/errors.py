@@ -53,4 +53,6 @@ class MissingDependencyError(PackError, ImportError):
 
     def __init__(self, package: str, feature: str, install: str) -> None:
         """Name the `package`, the `feature` that needs it and the pip requirement to `install`."""
-        super().__init__(f"{feature} needs the package {package!r}, which is not installed. Install it: pip install '{install}'")
+        super().__init__(
+            f"{feature} needs the package {package!r}, which is not installed. Install it: pip install '{install}'"
+        )

@@ -175,7 +175,9 @@ def _check_no_reappearance(row: int, ids: np.ndarray) -> None:
 
 def _check_map(doc_ids: torch.Tensor) -> None:
     if not isinstance(doc_ids, torch.Tensor):
-        raise MetadataTypeError(f"doc_ids must be a torch.Tensor of integers, got {type(doc_ids).__name__}. Use torch.as_tensor.")
+        raise MetadataTypeError(
+            f"doc_ids must be a torch.Tensor of integers, got {type(doc_ids).__name__}. Use torch.as_tensor."
+        )
     if doc_ids.dim() != 2:
         raise MetadataError(
             f"doc_ids must be a 2D [batch, sequence] document map, got shape {tuple(doc_ids.shape)}. "

@@ -8,9 +8,9 @@ from typing import Literal
 import numpy as np
 
 from neatpack.errors import PlanError
-from neatpack.planning.best_fit import best_fit
-from neatpack.planning.bound import lower_bound
-from neatpack.planning.in_order import next_fit, wrapped
+from neatpack.planning.best_fit import plan_best_fit
+from neatpack.planning.bound import fewest_rows
+from neatpack.planning.in_order import plan_next_fit, plan_wrapped
 from neatpack.planning.overflow import POLICIES, apply_overflow
 from neatpack.planning.plan import PackPlan as PackPlan
 from neatpack.planning.plan import PlanCounts as PlanCounts
@@ -72,17 +72,18 @@ def _whole_plan(
     lengths: np.ndarray, capacity: int, strategy: Strategy, overflow: Overflow, rng: np.random.Generator | None
 ) -> PackPlan:
     pieces = apply_overflow(lengths, capacity, overflow)
+    histogram = np.bincount(pieces.length, minlength=capacity + 1)
     if strategy == "best_fit":
-        order, row_offsets = best_fit(pieces.length, capacity, rng)
+        rows = plan_best_fit(pieces.length, histogram, capacity, rng)
     else:
-        order, row_offsets = next_fit(pieces.length, capacity)
+        rows = plan_next_fit(pieces.length, capacity)
     return PackPlan(
         capacity=capacity,
-        row_offsets=row_offsets,
-        length=pieces.length[order].astype(np.int32, copy=False),
-        start=np.broadcast_to(np.int32(0), order.shape) if pieces.start is None else pieces.start[order],
-        doc=order if pieces.doc is None else pieces.doc[order],
-        lower_bound=lower_bound(pieces.length, capacity),
+        row_offsets=rows.row_offsets,
+        length=rows.lengths,
+        start=np.broadcast_to(np.int32(0), rows.pieces.shape) if pieces.start is None else pieces.start[rows.pieces],
+        doc=rows.pieces if pieces.doc is None else pieces.doc[rows.pieces],
+        lower_bound=fewest_rows(histogram),
         counts=pieces.counts,
         strategy=strategy,
         overflow=overflow,
@@ -92,7 +93,7 @@ def _whole_plan(
 def _wrapped_plan(lengths: np.ndarray, capacity: int, overflow: Overflow) -> PackPlan:
     cuts_anyway = overflow in ("error", "split")
     pieces = apply_overflow(lengths, int(lengths.max(initial=1)) if cuts_anyway else capacity, overflow)
-    doc, start, length, row_offsets = wrapped(pieces.length, capacity)
+    doc, start, length, row_offsets = plan_wrapped(pieces.length, capacity)
     return PackPlan(
         capacity=capacity,
         row_offsets=row_offsets,

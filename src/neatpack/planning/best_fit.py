@@ -3,8 +3,9 @@
 Textbook best-fit decreasing takes documents from long to short and puts each into the fullest row that still holds it.
 Lengths are integers up to the capacity C, so documents of one length are placed together: open rows are kept as ranges
 of row numbers by the room they have left, and a range takes as many documents as fit in one step. The work in Python
-depends on C and on the distinct lengths, not on the number of documents; what is left per document is one radix sort
-(16-bit keys), one gather and one scatter, done in blocks so that temporaries stay small.
+depends on C and on the distinct lengths, not on the number of documents. What is left per document is one sort of
+64-bit keys (length and index in one number, so that NumPy's vectorised sort is stable) and one scatter into row order,
+in blocks so that temporaries stay small; the sort takes most of the time and of the memory (8 bytes a document).
 """
 
 from __future__ import annotations
@@ -14,71 +15,66 @@ from typing import NamedTuple
 
 import numpy as np
 
-from neatpack.planning.overflow import index_dtype
+from neatpack.planning.plan import Rows
 
-_BLOCK = 1 << 20
+_BLOCK = 1 << 16
 
 
 class _Range(NamedTuple):
-    """Open rows `first .. first + count`, alike: the same room left, the same number of documents in each."""
+    """Open rows `first .. first + num`, alike: the same room left, the same number of documents in each."""
 
     first: int
-    count: int
+    num: int
     depth: int
 
 
 class _Placements(NamedTuple):
-    """Documents in descending order of length, in runs: `count[i]` of them, one a row from row `first[i]` on."""
+    """Pieces from long to short, in runs.
+
+    Run `i` is `num[i]` pieces of `length[i]` tokens, one a row from row `first[i]` on, each the `depth[i]`-th of its row.
+
+    """
 
     first: np.ndarray
-    count: np.ndarray
+    num: np.ndarray
     depth: np.ndarray
+    length: np.ndarray
     num_rows: int
 
 
-def best_fit(lengths: np.ndarray, capacity: int, rng: np.random.Generator | None) -> tuple[np.ndarray, np.ndarray]:
+def plan_best_fit(lengths: np.ndarray, histogram: np.ndarray, capacity: int, rng: np.random.Generator | None) -> Rows:
     """Pack pieces into rows, best-fit decreasing.
 
     Args:
         lengths: `[P]` tokens of each piece, 0 to `capacity`; zeros are placed in no row.
+        histogram: `[capacity + 1]` how many pieces have each length.
         capacity: tokens a row holds.
         rng: shuffles ties and the order of rows; None keeps ties in the order given and rows in the order opened.
-
-    Returns:
-        The pieces in row order `[N]`, and `row_offsets [R+1] int64` into them.
     """
-    order = _longest_first(lengths, capacity, rng)
-    histogram = np.bincount(lengths, minlength=capacity + 1)
-    histogram[0] = 0
     placements = _place(histogram, capacity)
     labels = None if rng is None else rng.permutation(placements.num_rows)
-    row_offsets = _row_offsets(placements, labels)
-    return _scatter(order, placements, row_offsets, labels), row_offsets
+    order = _longest_first(lengths, capacity, len(lengths) - int(histogram[0]), rng)
+    return _scatter(order, placements, labels)
 
 
-def _longest_first(lengths: np.ndarray, capacity: int, rng: np.random.Generator | None) -> np.ndarray:
+def _longest_first(lengths: np.ndarray, capacity: int, nonempty: int, rng: np.random.Generator | None) -> np.ndarray:
     """Indices of the non-empty pieces from long to short; ties as given, or shuffled."""
-    key = (capacity - lengths).astype(np.uint16 if capacity < 2**16 else np.uint64, copy=False)
-    narrow = index_dtype(len(lengths))
-    if rng is None:
-        order = _stable_argsort(key, capacity).astype(narrow)
-    else:
-        shuffled = rng.permutation(len(lengths)).astype(narrow)
-        order = shuffled[_stable_argsort(key[shuffled], capacity)]
-    return order[: np.count_nonzero(lengths)]
-
-
-def _stable_argsort(key: np.ndarray, largest: int) -> np.ndarray:
-    """Stable argsort; NumPy has a radix sort for 16-bit keys only, so wider keys are sorted 16 bits at a time."""
-    if key.dtype.itemsize <= 2:
-        return np.argsort(key, kind="stable")
-    order = np.argsort((key & 0xFFFF).astype(np.uint16), kind="stable")
-    shift = 16
-    while largest >> shift:
-        digit = (key >> np.uint64(shift)).astype(np.uint16)
-        order = order[np.argsort(digit[order], kind="stable")]
-        shift += 16
-    return order
+    ranks = np.arange(len(lengths), dtype=np.uint32)
+    if rng is not None:
+        rng.shuffle(ranks)
+    keys = np.empty(len(lengths), np.uint64)
+    for begin in range(0, len(lengths), _BLOCK):
+        block = slice(begin, begin + _BLOCK)
+        room_left = (capacity - lengths[block].astype(np.int64)).view(np.uint64)
+        keys[block] = (room_left << np.uint64(32)) | ranks[block]
+    keys.sort()
+    order = keys[:nonempty].astype(np.uint32)
+    if rng is not None:
+        del keys
+        index = np.empty_like(ranks)
+        index[ranks] = np.arange(len(ranks), dtype=np.uint32)
+        order = index[order]
+    return order.view(np.int32)
 
 
 class _OpenRows:
@@ -110,52 +106,64 @@ class _OpenRows:
 
 def _place(histogram: np.ndarray, capacity: int) -> _Placements:
     open_rows = _OpenRows(capacity)
-    placed: list[_Range] = []
+    taken: list[int] = []  # flat: first row, rows, depth, pieces a row, their length; again and again
     num_rows = 0
-    for length in np.flatnonzero(histogram)[::-1].tolist():
+    for length in (np.flatnonzero(histogram[1:])[::-1] + 1).tolist():
         left = int(histogram[length])
         while left:
             found = open_rows.take_tightest(length)
             if found is None:
                 found = capacity, _Range(num_rows, -(-left // (capacity // length)), 0)
-                num_rows += found[1].count
+                num_rows += found[1].num
             room, rows = found
             # A row that takes one of these stays the tightest, so it takes them until no more fit.
             per_row = room // length
-            full = min(left // per_row, rows.count)
-            rest = left - full * per_row if full < rows.count else 0
+            full = min(left // per_row, rows.num)
+            rest = left - full * per_row if full < rows.num else 0
             first = rows.first
-            for count, fits in ((full, per_row), (int(rest > 0), rest), (rows.count - full - (rest > 0), 0)):
+            for count, fits in ((full, per_row), (int(rest > 0), rest), (rows.num - full - (rest > 0), 0)):
                 if count:
-                    placed += [_Range(first, count, rows.depth + i) for i in range(fits)]
+                    taken += (first, count, rows.depth, fits, length)
                     open_rows.put(_Range(first, count, rows.depth + fits), room - fits * length)
                     first += count
             left -= full * per_row + rest
-    first_row, count, depth = np.array(placed, np.int64).reshape(-1, 3).T
-    return _Placements(first_row, count, depth, num_rows)
+    return _one_piece_a_row(np.array(taken, np.int64).reshape(-1, 5), num_rows)
+
+
+def _one_piece_a_row(taken: np.ndarray, num_rows: int) -> _Placements:
+    """Spread "three pieces a row" over three placements of one piece a row."""
+    first, count, depth, fits, length = taken.T
+    within = np.arange(fits.sum()) - np.repeat(np.cumsum(fits) - fits, fits)
+    first, count, depth, length = (np.repeat(column, fits) for column in (first, count, depth, length))
+    return _Placements(first, count, depth + within, length, num_rows)
+
+
+def _scatter(order: np.ndarray, placements: _Placements, labels: np.ndarray | None) -> Rows:
+    """Move pieces from placement order to row order; `labels[r]` is the place that row `r` gets."""
+    row_offsets = _row_offsets(placements, labels)
+    row_start = row_offsets[:-1] if labels is None else row_offsets[labels]
+    pieces = np.empty_like(order)
+    lengths = np.empty(len(order), np.int32)
+    ends = np.cumsum(placements.num)
+    starts = ends - placements.num
+    for begin in range(0, len(order), _BLOCK):
+        end = min(begin + _BLOCK, len(order))
+        low, high = np.searchsorted(ends, (begin, end - 1), side="right")
+        block = slice(low, high + 1)
+        count = np.minimum(ends[block], end) - np.maximum(starts[block], begin)
+        rows = np.arange(begin, end) + np.repeat(placements.first[block] - starts[block], count)
+        slots = row_start[rows] + np.repeat(placements.depth[block], count)
+        pieces[slots] = order[begin:end]
+        lengths[slots] = np.repeat(placements.length[block], count)
+    return Rows(pieces, lengths, row_offsets)
 
 
 def _row_offsets(placements: _Placements, labels: np.ndarray | None) -> np.ndarray:
-    """Offsets `[R+1]` of the rows in the output; `labels[r]` is the place of row `r`."""
+    """Offsets `[R+1]` of the rows in the output."""
     rows = placements.num_rows
     starts = np.bincount(placements.first, minlength=rows + 1)
-    ends = np.bincount(placements.first + placements.count, minlength=rows + 1)
+    ends = np.bincount(placements.first + placements.num, minlength=rows + 1)
     per_row = np.cumsum(starts - ends)[:rows]
     if labels is not None:
         per_row[labels] = per_row.copy()
     return np.concatenate(([0], np.cumsum(per_row, dtype=np.int64)))
-
-
-def _scatter(order: np.ndarray, placements: _Placements, row_offsets: np.ndarray, labels: np.ndarray | None) -> np.ndarray:
-    """Move pieces from placement order to row order, a block of placements at a time."""
-    out = np.empty_like(order)
-    row_start = row_offsets[:-1] if labels is None else row_offsets[labels]
-    ends = np.cumsum(placements.count)
-    block_starts = np.searchsorted(ends, np.arange(0, len(order), _BLOCK), side="right")
-    for low, high in zip(block_starts, [*block_starts[1:], len(ends)], strict=True):
-        count = placements.count[low:high]
-        first_piece = ends[low:high] - count
-        begin, end = int(ends[low] - placements.count[low]), int(ends[high - 1])
-        rows = np.arange(begin, end) + np.repeat(placements.first[low:high] - first_piece, count)
-        out[row_start[rows] + np.repeat(placements.depth[low:high], count)] = order[begin:end]
-    return out

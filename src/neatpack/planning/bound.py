@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 
-def lower_bound(lengths: np.ndarray, capacity: int) -> int:
+def fewest_rows(histogram: np.ndarray) -> int:
     """Rows that no plan of whole pieces can do without.
 
     For every threshold `a` up to half the capacity: pieces over `capacity - a` fill a row each, pieces over half the
@@ -13,13 +13,11 @@ def lower_bound(lengths: np.ndarray, capacity: int) -> int:
     hold need rows of their own. The best threshold counts; with `a = 0` it is tokens over capacity, or better.
 
     Args:
-        lengths: `[P]` tokens of each piece, 0 to `capacity`.
-        capacity: tokens a row holds.
+        histogram: `[capacity + 1]` how many pieces have each length; empty ones do not count.
 
     Source: S. Martello and P. Toth, Lower bounds and reduction procedures for the bin packing problem (1990).
     """
-    histogram = np.bincount(lengths, minlength=capacity + 1)
-    histogram[0] = 0
+    capacity = len(histogram) - 1
     pieces = np.cumsum(histogram)  # pieces[x]: how many have length x or less
     tokens = np.cumsum(histogram * np.arange(capacity + 1))
     half = capacity // 2

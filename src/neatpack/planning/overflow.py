@@ -50,7 +50,9 @@ def apply_overflow(lengths: np.ndarray, capacity: int, overflow: str) -> Pieces:
         kept = lengths.copy()
         kept[too_long] = 0
         dropped = excess + capacity * len(too_long)
-        return Pieces(length=kept, doc=None, start=None, counts=PlanCounts(**given, dropped=len(too_long), dropped_tokens=dropped))
+        return Pieces(
+            length=kept, doc=None, start=None, counts=PlanCounts(**given, dropped=len(too_long), dropped_tokens=dropped)
+        )
     if overflow == "truncate":
         counts = PlanCounts(**given, truncated=len(too_long), truncated_tokens=excess)
         return Pieces(length=np.minimum(lengths, capacity), doc=None, start=None, counts=counts)
@@ -62,15 +64,10 @@ def _split(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray, 
     """Cut every document into full rows and a rest: 121 tokens at capacity 60 become 60, 60, 1."""
     pieces = np.maximum(-(-lengths.astype(np.int64) // capacity), 1)
     first = np.cumsum(pieces) - pieces
-    doc = np.repeat(np.arange(len(lengths), dtype=index_dtype(len(lengths))), pieces)
+    doc = np.repeat(np.arange(len(lengths), dtype=np.int32), pieces)
     start = (np.arange(len(doc)) - np.repeat(first, pieces)) * capacity
     length = np.minimum(lengths[doc] - start, capacity)
     return doc, start, length
-
-
-def index_dtype(count: int) -> type[np.signedinteger]:
-    """The narrower of int32 and int64 that can index `count` things."""
-    return np.int32 if count < 2**31 else np.int64
 
 
 def _too_long_message(lengths: np.ndarray, too_long: np.ndarray, capacity: int) -> str:

@@ -19,6 +19,14 @@ class Slice(NamedTuple):
     length: int
 
 
+class Rows(NamedTuple):
+    """Pieces in row order `[N]`, their lengths `[N] int32`, and the rows' offsets into both `[R+1] int64`."""
+
+    pieces: np.ndarray
+    lengths: np.ndarray
+    row_offsets: np.ndarray
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlanCounts:
     """What became of the documents: nothing is lost without a number here.
@@ -52,7 +60,7 @@ class PackPlan:
     Attributes:
         capacity: tokens a row can hold.
         row_offsets: `[R+1] int64`.
-        doc: `[N] int32` (int64 from 2**31 documents on): index into the lengths given.
+        doc: `[N] int32` index into the lengths given.
         start: `[N]` first token of the slice; all zero, and then no memory, where no document was split.
         length: `[N] int32` tokens of the slice.
         lower_bound: fewest rows that any plan of these pieces can have (Martello and Toth's L2 where documents stay
@@ -133,6 +141,8 @@ def check_lengths(lengths: object) -> np.ndarray:
             f"lengths must be a 1-D sequence of integers, one a document; got shape {array.shape} of dtype {array.dtype}. "
             "Pass [len(ids) for ids in documents]."
         )
+    if len(array) >= 2**31:
+        raise PlanError(f"{len(array)} documents: a plan counts at most 2**31 - 1. Plan them in parts.")
     if array.dtype.kind == "i" and int(array.min()) < 0:
         first = int(np.argmax(array < 0))
         raise PlanError(f"document {first} has length {int(array[first])}: a length is zero or more tokens.")

@@ -1,0 +1,30 @@
+"""The command line: one command a module, each a thin layer over public functions.
+
+neatpack pack    documents in, packed rows out
+neatpack audit   does this model keep packed documents apart?
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+from rich.console import Console
+
+from neatpack.errors import PackError
+
+app = typer.Typer(
+    name="neatpack",
+    help="Sequence packing for LLM training that cannot leak.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+def main() -> None:
+    """Run the command line; an expected error is one message on stderr and exit code 1."""
+    try:
+        app()
+    except PackError as error:
+        Console(stderr=True).print(f"[bold red]error:[/] {error}", markup=True, highlight=False)
+        sys.exit(1)
