@@ -1,0 +1,174 @@
+"""Rows in, batch out: every key follows from seq_lengths, and nothing asks one document to predict the next."""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from neatpack import PackedCollator, packed_seq_params_from_doc_ids
+from neatpack.errors import MetadataError, PackError
+from neatpack.testing import WORKED_EXAMPLE, random_lengths
+
+ROWS = [
+    {"input_ids": [11, 12, 21, 22, 23], "seq_lengths": [2, 3]},
+    {"input_ids": [31, 41, 42, 51, 52, 53], "seq_lengths": [1, 2, 3]},
+]
+
+
+def random_rows(seed: int, count: int = 3, length: int = 30) -> list[dict]:
+    rng = np.random.default_rng(seed)
+    rows = []
+    for _ in range(count):
+        lengths = random_lengths(rng, length)
+        rows.append({"input_ids": rng.integers(1, 1000, sum(lengths)).tolist(), "seq_lengths": lengths})
+    return rows
+
+
+def test_the_worked_example_gives_every_key_of_a_batch():
+    batch = PackedCollator(return_doc_ids=True, return_params=True)(ROWS)
+    assert batch["input_ids"].tolist() == [[11, 12, 21, 22, 23, 0], [31, 41, 42, 51, 52, 53]]
+    assert batch["labels"].tolist() == [[-100, 12, -100, 22, 23, -100], [-100, -100, 42, -100, 52, 53]]
+    assert batch["position_ids"].tolist() == [[0, 1, 0, 1, 2, 0], [0, 0, 1, 0, 1, 2]]
+    assert batch["cu_seq_lens_q"].tolist() == batch["cu_seq_lens_k"].tolist() == [0, 2, 5, 6, 7, 9, 12]
+    assert batch["max_length_q"] == batch["max_length_k"] == 3
+    assert batch["use_cache"] is False
+    assert batch["doc_ids"].tolist() == WORKED_EXAMPLE
+    assert batch["packed_seq_params"].doc_ids is batch["doc_ids"]
+
+
+def test_a_batch_has_no_attention_mask_and_starts_with_input_ids():
+    batch = PackedCollator()(ROWS)
+    assert list(batch) == [
+        "input_ids",
+        "labels",
+        "position_ids",
+        "cu_seq_lens_q",
+        "cu_seq_lens_k",
+        "max_length_q",
+        "max_length_k",
+        "use_cache",
+    ]
+    assert [batch[key].dtype for key in ("input_ids", "labels", "position_ids")] == [torch.int64] * 3
+    assert batch["cu_seq_lens_q"].dtype == torch.int32
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_models_shift_never_asks_a_document_for_the_next_ones_first_token(seed):
+    batch = PackedCollator(return_doc_ids=True)(random_rows(seed))
+    doc_ids, targets = batch["doc_ids"], batch["labels"][:, 1:] != -100
+    assert not (targets & (doc_ids[:, 1:] != doc_ids[:, :-1])).any()
+    assert not (targets & (doc_ids[:, 1:] == 0)).any()
+    documents = sum(len(row["seq_lengths"]) for row in random_rows(seed))
+    tokens = sum(len(row["input_ids"]) for row in random_rows(seed))
+    assert int(targets.sum()) == tokens - documents
+    # The twin: labels that simply repeat the ids do ask across boundaries, so the check can fail.
+    if documents > len(batch["labels"]):
+        assert ((doc_ids[:, 1:] != doc_ids[:, :-1]) & (doc_ids[:, 1:] != 0)).any()
+
+
+@pytest.mark.parametrize(
+    ("options", "length"),
+    [
+        ({}, 6),
+        ({"row_length": 10}, 10),
+        ({"pad_to_multiple_of": 8}, 8),
+        ({"row_length": 9, "pad_to_multiple_of": 4}, 12),
+        ({"row_length": 6, "pad_to_multiple_of": 1}, 6),
+    ],
+)
+def test_rows_are_padded_to_the_length_asked_for_as_one_run(options, length):
+    batch = PackedCollator(pad_token_id=7, **options)(ROWS)
+    assert batch["input_ids"].shape == (2, length)
+    assert (batch["input_ids"][0, 5:] == 7).all()
+    assert (batch["labels"][0, 5:] == -100).all()
+    assert batch["position_ids"][0, 5:].tolist() == list(range(length - 5))
+    assert len(batch["cu_seq_lens_q"]) == 1 + 5 + (length > 5) + (length > 6)
+    assert batch["cu_seq_lens_q"][-1] == 2 * length
+
+
+def test_labels_of_the_row_win_over_its_ids_and_stay_unshifted():
+    row = {"input_ids": [5, 6, 7, 8], "seq_lengths": [2, 2], "labels": [-100, 6, 7, -100]}
+    assert PackedCollator()([row])["labels"].tolist() == [[-100, 6, -100, -100]]
+
+
+@pytest.mark.parametrize("name", ["loss_mask", "completion_mask", "assistant_masks"])
+def test_a_zero_in_a_mask_column_takes_the_token_out_of_the_loss(name):
+    row = {"input_ids": [5, 6, 7, 8, 9], "seq_lengths": [5], name: [0, 0, 1, 1, 0]}
+    assert PackedCollator()([row])["labels"].tolist() == [[-100, -100, 7, 8, -100]]
+
+
+def test_rows_with_and_without_labels_mix():
+    rows = [{**ROWS[0], "labels": [-100, -100, 21, 22, -100]}, {**ROWS[1], "labels": None}]
+    assert PackedCollator()(rows)["labels"].tolist() == [
+        [-100, -100, -100, 22, -100, -100],
+        [-100, -100, 42, -100, 52, 53],
+    ]
+
+
+def test_arrays_and_tensors_of_narrow_types_are_taken_as_they_are():
+    as_arrays = [{key: np.array(value, np.uint16) for key, value in row.items()} for row in ROWS]
+    as_tensors = [{key: torch.tensor(value) for key, value in row.items()} for row in ROWS]
+    expected = PackedCollator()(ROWS)
+    for rows in (as_arrays, as_tensors):
+        batch = PackedCollator()(rows)
+        assert all(torch.equal(batch[key], expected[key]) for key in ("input_ids", "labels", "position_ids", "cu_seq_lens_q"))
+
+
+def test_collating_does_not_write_into_the_rows():
+    row = {"input_ids": np.array([5, 6, 7]), "seq_lengths": np.array([1, 2]), "labels": np.array([5, 6, 7])}
+    PackedCollator()([row])
+    assert row["labels"].tolist() == row["input_ids"].tolist() == [5, 6, 7]
+
+
+def test_offsets_equal_what_the_map_alone_gives():
+    batch = PackedCollator(return_doc_ids=True)(random_rows(3, count=5))
+    assert torch.equal(batch["cu_seq_lens_q"], packed_seq_params_from_doc_ids(batch["doc_ids"]).cu_seqlens)
+
+
+def test_a_row_without_seq_lengths_is_refused_with_the_trainer_setting_that_drops_it():
+    with pytest.raises(MetadataError, match=r"row 1 .* no seq_lengths.*remove_unused_columns=False"):
+        PackedCollator()([ROWS[0], {"input_ids": [1, 2]}])
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"seq_lengths": [2]}, "row 0 of the batch has no input_ids"),
+        ({"input_ids": [1, 2, 3], "seq_lengths": [2]}, "seq_lengths add up to 2, but input_ids has 3 tokens"),
+        ({"input_ids": [1, 2], "seq_lengths": [2], "labels": [1]}, "labels has 1 entries, but input_ids has 2"),
+        ({"input_ids": [1, 2], "seq_lengths": [2], "loss_mask": [1, 1, 1]}, "loss_mask has 3 entries"),
+        ({"input_ids": [1.5, 2], "seq_lengths": [2]}, "input_ids must be a flat list of integers"),
+        ({"input_ids": [[1, 2]], "seq_lengths": [2]}, "input_ids must be a flat list of integers"),
+        ({"input_ids": [1, 2], "seq_lengths": [2, 0]}, "a document has at least one token"),
+        ({"input_ids": [1, 2], "seq_lengths": [2], "attention_mask": [1, 1]}, "does not know: attention_mask"),
+    ],
+)
+def test_a_row_that_does_not_fit_is_one_error_that_names_row_and_column(row, message):
+    with pytest.raises(PackError, match=message):
+        PackedCollator()([row])
+
+
+def test_a_row_longer_than_the_row_length_is_refused_not_cut():
+    with pytest.raises(MetadataError, match="row 1 of the batch has 6 tokens, more than row_length=5"):
+        PackedCollator(row_length=5)(ROWS)
+
+
+def test_a_column_is_left_out_only_when_named():
+    row = {**ROWS[0], "source": "wiki"}
+    with pytest.raises(MetadataError, match=r"source.*ignore_columns"):
+        PackedCollator()([row])
+    assert "source" not in PackedCollator(ignore_columns=["source"])([row])
+
+
+def test_no_rows_are_refused():
+    with pytest.raises(MetadataError, match="got no rows"):
+        PackedCollator()([])
+
+
+def test_a_batch_comes_whole_out_of_a_data_loader_worker():
+    loader = DataLoader(
+        ROWS, batch_size=2, collate_fn=PackedCollator(return_params=True), num_workers=1, multiprocessing_context="spawn"
+    )
+    (batch,) = loader
+    assert batch["cu_seq_lens_q"].tolist() == [0, 2, 5, 6, 7, 9, 12]
+    assert batch["packed_seq_params"].max_seqlen == 3
