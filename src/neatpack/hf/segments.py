@@ -1,0 +1,222 @@
+"""Which segments a call of the registered attention has: read once a batch, checked against everything the call says."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from neatpack.attention import SegmentPlan, plan_segments
+from neatpack.errors import ContractError, MetadataError
+from neatpack.hf.mask import PackedMask
+
+WAYS_OUT = (
+    "Use PackedCollator's batch: position_ids with all four of cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k, "
+    "use_cache=False and no attention_mask."
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """Form A offsets `[N+1] int32` over the flattened batch, and the plan made from them."""
+
+    cu_seqlens: torch.Tensor
+    plan: SegmentPlan
+
+
+@dataclass(frozen=True, eq=False)
+class _Memo:
+    """Segments, and what they were made from."""
+
+    batch: int
+    length: int
+    device: torch.device
+    sources: tuple[Callable[[torch.Tensor | None], bool], ...]
+    segments: Segments
+
+
+class SegmentsOfBatch:
+    """The last batch's segments: every layer asks, the first one works (and on an accelerator reads the offsets back)."""
+
+    def __init__(self) -> None:
+        self._memo: _Memo | None = None
+
+    def from_offsets(
+        self,
+        query: torch.Tensor,
+        mask: PackedMask | None,
+        position_ids: torch.Tensor | None,
+        offsets: torch.Tensor | None,
+        key_offsets: torch.Tensor | None,
+        max_length: int | None,
+        max_key_length: int | None,
+    ) -> Segments:
+        """Segments from the caller's offsets (form A), checked against the batch, its positions and its mask."""
+        if offsets is None:
+            raise ContractError(f"cu_seq_lens_k or max_length_* came without cu_seq_lens_q. {WAYS_OUT}")
+        starts = None if mask is None or mask.window is None else mask.starts
+        if mask is not None and starts is not None and not mask.from_positions:
+            raise ContractError(
+                "this model attends in chunks, and transformers counted them from the row's start because a cache was on or "
+                f"no position_ids came along: they would cut documents at the wrong places. {WAYS_OUT}"
+            )
+        batch, length = query.shape[0], query.shape[2]
+
+        def build() -> Segments:
+            segments = _checked(offsets, key_offsets, batch, length, query.device)
+            _refuse_positions_that_fall(segments, position_ids, batch, length)
+            return segments if starts is None else _cut_at(segments, starts, query.device)
+
+        segments = self._remembered(query, (offsets, key_offsets, position_ids, starts), build)
+        _refuse_short_maximum(segments, max_length, max_key_length)
+        return segments
+
+    def from_rows(self, query: torch.Tensor, mask: PackedMask | None, position_ids: torch.Tensor | None) -> Segments:
+        """Segments without offsets: those that transformers found in the positions, or one a row."""
+        batch, length = query.shape[0], query.shape[2]
+        starts = None if mask is None else mask.starts
+
+        def build() -> Segments:
+            if mask is None or not mask.from_positions:
+                refuse_lost_boundaries(starts, position_ids, batch, length, length)
+            rows = _from_host(list(range(0, batch * length + 1, max(length, 1)) if length else [0]), query.device)
+            return rows if starts is None else _cut_at(rows, starts, query.device)
+
+        return self._remembered(query, (None, None, position_ids, starts), build)
+
+    def _remembered(
+        self, query: torch.Tensor, sources: Sequence[torch.Tensor | None], build: Callable[[], Segments]
+    ) -> Segments:
+        batch, length, memo = query.shape[0], query.shape[2], self._memo
+        if (
+            memo is not None
+            and (memo.batch, memo.length, memo.device) == (batch, length, query.device)
+            and all(unchanged(source) for unchanged, source in zip(memo.sources, sources, strict=True))
+        ):
+            return memo.segments
+        segments = build()
+        self._memo = _Memo(batch, length, query.device, tuple(_watch(source) for source in sources), segments)
+        return segments
+
+
+def refuse_lost_boundaries(
+    mask: torch.Tensor | None, position_ids: torch.Tensor | None, batch: int, length: int, keys: int
+) -> None:
+    """Refuse position ids that restart where attention flows on: a packed batch whose boundaries nobody passed on.
+
+    Args:
+        mask: `[B, 1, S, K]` bool or additive, or the `[B, S]` bool map of segment starts, or None (plain causal).
+        position_ids: `[B, S]` or `[1, S]`; other ranks (mRoPE) say nothing about documents.
+        batch: B.
+        length: S.
+        keys: K.
+    """
+    if position_ids is None or position_ids.dim() != 2 or position_ids.shape[-1] != length or length < 2:
+        return
+    if mask is not None and keys != length:
+        return  # a step on a cache: the prompt was checked when it was whole
+    breaks = position_ids[:, 1:] - position_ids[:, :-1] != 1
+    lost = breaks if mask is None else breaks.to(mask.device) & _flows_to_next(mask)
+    if not bool(lost.any()):
+        return
+    row, position = (int(index) for index in lost.expand(batch, -1).nonzero()[0])
+    before, after = position_ids[min(row, len(position_ids) - 1), position : position + 2].tolist()
+    raise ContractError(
+        f"position_ids go from {before} to {after} at row {row}, position {position + 1}: a packed batch, but no offsets came along and "
+        "attention would flow across that boundary (a cache or any attention_mask turns transformers' own detection off). "
+        + WAYS_OUT
+    )
+
+
+def _flows_to_next(mask: torch.Tensor) -> torch.Tensor:
+    """Bool `[B, S - 1]`: does a position see its predecessor?"""
+    if mask.dim() == 2:
+        return ~mask[:, 1:]
+    seen = mask.diagonal(-1, -2, -1).any(1) if mask.dtype == torch.bool else _not_masked(mask.diagonal(-1, -2, -1))
+    return seen
+
+
+def _not_masked(additive: torch.Tensor) -> torch.Tensor:
+    return (additive > torch.finfo(additive.dtype).min / 2).any(1)
+
+
+def _checked(
+    offsets: torch.Tensor, key_offsets: torch.Tensor | None, batch: int, length: int, device: torch.device
+) -> Segments:
+    """The caller's offsets as segments, or a refusal that says how they fail to describe `[batch, length]`."""
+    try:
+        plan = plan_segments(offsets, batch * length, device=device)
+    except MetadataError as error:
+        raise ContractError(f"cu_seq_lens_q does not describe this batch of {batch} rows x {length} tokens: {error}") from error
+    if key_offsets is not None and key_offsets is not offsets and not _equal(offsets, key_offsets):
+        raise ContractError(
+            "cu_seq_lens_q and cu_seq_lens_k differ: in self-attention queries and keys share their boundaries. " + WAYS_OUT
+        )
+    on_boundary = set(offsets.tolist())
+    for row in range(batch):
+        if row * length not in on_boundary:
+            raise ContractError(
+                f"a segment of cu_seq_lens_q crosses the start of row {row} (flat position {row * length}): the last document of row "
+                f"{row - 1} would see row {row}. Offsets over [B * S] need a boundary at every row start: "
+                "use packed_seq_params_from_doc_ids(doc_ids)."
+            )
+    return Segments(offsets.to(device), plan)
+
+
+def _equal(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return left.shape == right.shape and bool((left == right.to(left.device)).all())
+
+
+def _refuse_positions_that_fall(segments: Segments, position_ids: torch.Tensor | None, batch: int, length: int) -> None:
+    """Positions never fall within a document; where they do, the offsets have lost a boundary."""
+    if position_ids is None or position_ids.dim() != 2 or position_ids.shape[-1] != length or not batch * length:
+        return
+    flat = position_ids.expand(batch, -1).flatten()
+    falls = torch.zeros_like(flat, dtype=torch.bool)
+    falls[1:] = flat[1:] < flat[:-1]
+    falls[segments.cu_seqlens[:-1].to(falls.device).long().clamp(max=len(flat) - 1)] = False
+    if bool(falls.any()):
+        row, position = divmod(int(falls.nonzero()[0]), length)
+        raise ContractError(
+            f"position_ids restart at row {row}, position {position}, inside a segment of cu_seq_lens_q: the two describe different "
+            "documents. Build both from one document map: " + WAYS_OUT
+        )
+
+
+def _refuse_short_maximum(segments: Segments, *maxima: int | None) -> None:
+    for maximum in maxima:
+        if maximum is not None and int(maximum) < segments.plan.longest:
+            raise ContractError(
+                f"max_length is {int(maximum)}, but the longest segment has {segments.plan.longest} tokens: a kernel would leave out "
+                "keys. Use packed_seq_params_from_doc_ids(doc_ids).max_seqlen."
+            )
+
+
+def _cut_at(segments: Segments, starts: torch.Tensor, device: torch.device) -> Segments:
+    """The segments cut further at every `True` of a `[B, S]` map."""
+    extra = starts.flatten().nonzero().flatten().tolist()
+    return _from_host(sorted({*segments.cu_seqlens.tolist(), *extra}), device)
+
+
+def _from_host(offsets: list[int], device: torch.device) -> Segments:
+    cu_seqlens = torch.tensor(offsets, dtype=torch.int32)
+    return Segments(cu_seqlens.to(device), plan_segments(cu_seqlens, offsets[-1], device=device))
+
+
+def _watch(tensor: torch.Tensor | None) -> Callable[[torch.Tensor | None], bool]:
+    """A function that says whether a tensor still holds what `tensor` holds now.
+
+    On the CPU contents are compared, so that a buffer refilled behind torch's back counts as changed; on an accelerator,
+    where that would cost a sync, identity and torch's version counter are.
+    """
+    if tensor is None:
+        return lambda other: other is None
+    if tensor.device.type == "cpu":
+        kept = tensor.clone()
+        return lambda other: other is not None and other.device.type == "cpu" and torch.equal(kept, other)
+    if tensor.is_inference():
+        return lambda other: False
+    source, version = weakref.ref(tensor), tensor._version
+    return lambda other: other is not None and other is source() and other._version == version
