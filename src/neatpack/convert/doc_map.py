@@ -1,18 +1,8 @@
-"""Document maps in: `doc_ids [B, S]` from whatever a data set or another library kept of its boundaries.
+"""Document maps from the lengths of each row, and the positions that restart with them. The library's own way in.
 
-This is the edge. Inside the library boundaries come from `doc_ids` (or the `seq_lengths` that encode it) and are never
-guessed again; here a foreign record is read once, checked, and refused where it cannot say what is asked.
-
-| from | knows | cannot know, so it is refused or asked for |
-|---|---|---|
-| `seq_lengths` | everything | - |
-| `cu_seqlens` | segments | which of them are padding |
-| position ids | restarts | a chunk that continues its neighbour's count; padding that repeats one value |
-| an indexed 2-D mask | everything | whether 0 and 1 mean one document or a plain padding mask |
-| EOS tokens | closed documents | an EOS that was cut off; padding that is itself EOS |
-
-All of it runs in NumPy on the CPU, where a data-loader worker builds batches; tensors on an accelerator are copied to
-the host and the map is sent back to their device.
+A row stores `seq_lengths`, the run-length code of its document map (8 bytes a document); the map and its positions are
+rebuilt for every batch, in NumPy on the CPU, where the data-loader worker builds it. Boundaries that came from elsewhere
+(offsets, positions, masks, tokens) enter through `neatpack.convert.foreign`.
 """
 
 from __future__ import annotations
@@ -86,7 +76,7 @@ def position_ids_from_doc_ids(doc_ids: torch.Tensor, start: int = 0) -> torch.Te
 
 def _row_lengths(row: int, lengths: Lengths) -> np.ndarray:
     """The lengths of one row as `[N] int64`, each at least 1."""
-    array = _integer_vector(f"seq_lengths[{row}]", lengths)
+    array = integer_vector(f"seq_lengths[{row}]", lengths)
     if array.size and array.min() < 1:
         index = int(np.argmax(array < 1))
         raise MetadataError(
@@ -101,7 +91,7 @@ def _row_lengths(row: int, lengths: Lengths) -> np.ndarray:
     return array.astype(np.int64, copy=False)
 
 
-def _integer_vector(name: str, values: object) -> np.ndarray:
+def integer_vector(name: str, values: object) -> np.ndarray:
     """`values` as a 1-D integer array on the host, or an error that names them."""
     try:
         array = np.asarray(values.detach().cpu() if isinstance(values, torch.Tensor) else values)
