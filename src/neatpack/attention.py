@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch.nn import functional
@@ -66,7 +68,7 @@ def plan_segments(cu_seqlens: torch.Tensor, num_tokens: int, *, device: torch.de
     """
     offsets = _checked_offsets(cu_seqlens, num_tokens)
     starts_by_length: dict[int, list[int]] = {}
-    for start, end in zip(offsets, offsets[1:], strict=False):
+    for start, end in itertools.pairwise(offsets):
         if end > start:
             starts_by_length.setdefault(end - start, []).append(start)
     where = cu_seqlens.device if device is None else device
@@ -190,7 +192,7 @@ def _formula(
 ) -> torch.Tensor:
     """The definition, for what no fused kernel computes; scores `[B, Hkv, H / Hkv, S, K]`, softmax in float32 or wider."""
     kv_heads = key.shape[1]
-    grouped = query.unflatten(1, (kv_heads, -1)) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    grouped = _by_kv_head(query, kv_heads) * (query.shape[-1] ** -0.5 if scale is None else scale)
     scores = grouped @ key.unsqueeze(2).transpose(-1, -2)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
@@ -198,16 +200,19 @@ def _formula(
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     if mask is not None:
-        mask = mask.unflatten(1, (kv_heads, -1)) if mask.dim() == 4 and mask.shape[1] > 1 else _with_group_axis(mask)
-        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+        mask = mask if mask.dim() < 4 else _by_kv_head(mask, kv_heads if mask.shape[1] > 1 else 1)
+        # the lowest finite score, not -inf: a query that sees nothing (left padding) must not turn into NaN
+        lowest = torch.finfo(scores.dtype).min
+        scores = scores.masked_fill(~mask, lowest) if mask.dtype == torch.bool else scores + mask
     weights = _softmax_with_sinks(scores, sinks, kv_heads).to(value.dtype)
     if dropout:
         weights = functional.dropout(weights, dropout)
     return (weights @ value.unsqueeze(2)).flatten(1, 2)
 
 
-def _with_group_axis(mask: torch.Tensor) -> torch.Tensor:
-    return mask.unsqueeze(2) if mask.dim() == 4 else mask
+def _by_kv_head(tensor: torch.Tensor, kv_heads: int) -> torch.Tensor:
+    """`[B, H, S, D]` to `[B, Hkv, H / Hkv, S, D]`: the query heads that share a key head side by side."""
+    return tensor.view(tensor.shape[0], kv_heads, -1, *tensor.shape[2:])
 
 
 def _softmax_with_sinks(scores: torch.Tensor, sinks: torch.Tensor | None, kv_heads: int) -> torch.Tensor:
@@ -253,11 +258,11 @@ def _stack(tensor: torch.Tensor, group: SegmentGroup) -> torch.Tensor:
         rows = tensor[group.starts[0] : group.starts[0] + len(group.starts) * group.length]
     else:
         rows = tensor.index_select(0, group.index)
-    return rows.unflatten(0, (len(group.starts), group.length)).transpose(1, 2)
+    return rows.view(len(group.starts), group.length, *rows.shape[1:]).transpose(1, 2)
 
 
 def _group(length: int, starts: Sequence[int], device: torch.device) -> SegmentGroup:
-    adjacent = all(right - left == length for left, right in zip(starts, starts[1:], strict=False))
+    adjacent = all(right - left == length for left, right in itertools.pairwise(starts))
     if adjacent:
         return SegmentGroup(length, tuple(starts), None)
     index = torch.tensor(starts).unsqueeze(1) + torch.arange(length)
@@ -272,7 +277,7 @@ def _restore_order(groups: tuple[SegmentGroup, ...], device: torch.device) -> to
 
 
 def _ascending(numbers: Sequence[int]) -> bool:
-    return all(left < right for left, right in zip(numbers, numbers[1:], strict=False))
+    return all(left < right for left, right in itertools.pairwise(numbers))
 
 
 # --- torch's own varlen kernel ----------------------------------------------------------------------------------------
@@ -316,7 +321,7 @@ def _kernel_attention(
     from torch.nn.attention.varlen import varlen_attn
 
     parameters = _kernel_parameters()
-    options: dict[str, object] = {}
+    options: dict[str, Any] = {}
     if "window_size" in parameters:
         # left and right reach in tokens, -1 for unlimited; the newer kernels know causality by (-1, 0) alone
         left = -1 if window is None else window - 1
@@ -327,8 +332,8 @@ def _kernel_attention(
         options["scale"] = scale
     if query.shape[1] != key.shape[1]:
         options["enable_gqa"] = True
-    attended: torch.Tensor = varlen_attn(query, key, value, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, **options)
-    return attended
+    attended = varlen_attn(query, key, value, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, **options)
+    return cast(torch.Tensor, attended)
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------
@@ -349,7 +354,7 @@ def _checked_offsets(cu_seqlens: torch.Tensor, num_tokens: int) -> list[int]:
             f"cu_seqlens must run from 0 to the {num_tokens} tokens of the flattened batch, got {offsets[0]} to {offsets[-1]}. "
             "Form A covers every token, padding runs included: use packed_seq_params_from_doc_ids(doc_ids).cu_seqlens."
         )
-    for segment, (start, end) in enumerate(zip(offsets, offsets[1:], strict=False)):
+    for segment, (start, end) in enumerate(itertools.pairwise(offsets)):
         if end < start:
             raise MetadataError(
                 f"cu_seqlens decreases at segment {segment}: from {start} to {end}. Offsets are cumulative token counts."
@@ -360,7 +365,8 @@ def _checked_offsets(cu_seqlens: torch.Tensor, num_tokens: int) -> list[int]:
 def _check_plan(plan: SegmentPlan, num_tokens: int, max_seqlen: int) -> None:
     if plan.num_tokens != num_tokens:
         raise MetadataError(
-            f"the plan describes {plan.num_tokens} tokens, the query has {num_tokens}. Build it with plan_segments for this batch."
+            f"the plan describes {plan.num_tokens} tokens, the query has {num_tokens}. "
+            "Build it with plan_segments for this batch."
         )
     if plan.longest > max_seqlen:
         raise MetadataError(

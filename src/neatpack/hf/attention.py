@@ -102,8 +102,8 @@ class PackedVarlenAttention:
         scores = ScoreOptions(scaling, softcap, s_aux, dropout)
         offered = (cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
         if any(part is not None for part in offered):
-            _refuse_beside_offsets(query, key, attention_mask)
-            segments = self._segments.from_offsets(query, attention_mask, position_ids, *offered)
+            _refuse_cache(query, key)
+            segments = self._segments.from_offsets(query, _no_tensor(attention_mask), position_ids, *offered)
         elif isinstance(attention_mask, PackedMask) or (attention_mask is None and query.shape[2] == key.shape[2]):
             _refuse_cache(query, key)
             segments = self._segments.from_rows(query, attention_mask, position_ids)
@@ -132,9 +132,11 @@ def _segment_attention(
             "Use attn_implementation='sdpa' without packing for this model."
         )
     batch, _, length, _ = query.shape
-    flat = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
+    flat_query, flat_key, flat_value = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
     attended = varlen_attention(
-        *flat,
+        flat_query,
+        flat_key,
+        flat_value,
         segments.cu_seqlens,
         segments.plan.longest,
         scale=scores.scale,
@@ -145,7 +147,7 @@ def _segment_attention(
         dropout=scores.dropout,
         plan=segments.plan,
     )
-    return attended.unflatten(0, (batch, length))
+    return attended.reshape(batch, length, *attended.shape[1:])
 
 
 def _masked_attention(
@@ -192,19 +194,19 @@ def _refuse_unsupported(options: dict[str, Any]) -> None:
             )
 
 
-def _refuse_beside_offsets(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | PackedMask | None) -> None:
-    """What cannot come along with offsets: a mask that says something else, and keys of another call."""
-    _refuse_cache(query, key)
+def _no_tensor(mask: torch.Tensor | PackedMask | None) -> PackedMask | None:
+    """The mask that may come along with offsets; a tensor says something else than they do, so one would be ignored."""
     if mask is not None and not isinstance(mask, PackedMask):
         raise ContractError(
             f"a mask {list(mask.shape)} came along with cu_seq_lens_q; transformers' flash path would drop one of the two "
             f"without a word. Leave attention_mask out: padding is a segment of its own in the offsets. {WAYS_OUT}"
         )
+    return mask
 
 
 def _refuse_cache(query: torch.Tensor, key: torch.Tensor) -> None:
     if key.shape[2] != query.shape[2]:
         raise ContractError(
-            f"packed rows have {query.shape[2]} queries and {key.shape[2]} keys each: boundaries describe whole rows, not a cache "
-            "or a prefix. Pass use_cache=False, and no cu_seq_lens to generate()."
+            f"packed rows have {query.shape[2]} queries and {key.shape[2]} keys each: boundaries describe whole rows, "
+            "not a cache or a prefix. Pass use_cache=False, and no cu_seq_lens to generate()."
         )

@@ -50,8 +50,8 @@ class PackedMask:
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
         """Stop the model that treats this as a tensor: its attention does not go through transformers' interface."""
         raise ContractError(
-            f"this model's own code calls {getattr(func, '__name__', func)!r} on its attention mask: it does not route attention through "
-            "transformers' AttentionInterface, so packed_varlen never runs and documents would mix. "
+            f"this model's own code calls {getattr(func, '__name__', func)!r} on its attention mask: attention does not go "
+            "through transformers' AttentionInterface, so packed_varlen never runs and documents would mix. "
             "Use attn_implementation='eager' with a 4-D additive mask (neatpack.convert.dense) for this model."
         )
 
@@ -134,8 +134,8 @@ def _compact(
     if overlaid and bool(allowed(rows, head, later - 1, later).any()):
         return None
     joined = allowed(rows, head, later, later - 1).expand(batch, -1)
+    if not overlaid and bool(joined.all()):
+        return PackedMask(window=window)
     starts = torch.ones(batch, length, dtype=torch.bool, device=device)
     starts[:, 1:] = ~joined
-    if not overlaid and bool(joined.all()):
-        starts = None
     return PackedMask(starts, from_positions=overlaid, window=window)

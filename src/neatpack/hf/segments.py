@@ -124,9 +124,9 @@ def refuse_lost_boundaries(
     row, position = (int(index) for index in lost.expand(batch, -1).nonzero()[0])
     before, after = position_ids[min(row, len(position_ids) - 1), position : position + 2].tolist()
     raise ContractError(
-        f"position_ids go from {before} to {after} at row {row}, position {position + 1}: a packed batch, but no offsets came along and "
-        "attention would flow across that boundary (a cache or any attention_mask turns transformers' own detection off). "
-        + WAYS_OUT
+        f"position_ids go from {before} to {after} at row {row}, position {position + 1}: a packed batch, but no offsets came "
+        "along and attention would flow across that boundary (a cache or any attention_mask turns transformers' own "
+        "detection off). " + WAYS_OUT
     )
 
 
@@ -158,8 +158,8 @@ def _checked(
     for row in range(batch):
         if row * length not in on_boundary:
             raise ContractError(
-                f"a segment of cu_seq_lens_q crosses the start of row {row} (flat position {row * length}): the last document of row "
-                f"{row - 1} would see row {row}. Offsets over [B * S] need a boundary at every row start: "
+                f"a segment of cu_seq_lens_q crosses the start of row {row} (flat position {row * length}): row {row} sees "
+                f"the last document of row {row - 1}. Offsets over [B * S] need a boundary at every row start: "
                 "use packed_seq_params_from_doc_ids(doc_ids)."
             )
     return Segments(offsets.to(device), plan)
@@ -180,8 +180,8 @@ def _refuse_positions_that_fall(segments: Segments, position_ids: torch.Tensor |
     if bool(falls.any()):
         row, position = divmod(int(falls.nonzero()[0]), length)
         raise ContractError(
-            f"position_ids restart at row {row}, position {position}, inside a segment of cu_seq_lens_q: the two describe different "
-            "documents. Build both from one document map: " + WAYS_OUT
+            f"position_ids restart at row {row}, position {position}, inside a segment of cu_seq_lens_q: the two describe "
+            "different documents. Build both from one document map: " + WAYS_OUT
         )
 
 
@@ -189,8 +189,8 @@ def _refuse_short_maximum(segments: Segments, *maxima: int | None) -> None:
     for maximum in maxima:
         if maximum is not None and int(maximum) < segments.plan.longest:
             raise ContractError(
-                f"max_length is {int(maximum)}, but the longest segment has {segments.plan.longest} tokens: a kernel would leave out "
-                "keys. Use packed_seq_params_from_doc_ids(doc_ids).max_seqlen."
+                f"max_length is {maximum}, but the longest segment has {segments.plan.longest} tokens: a kernel would leave "
+                "out keys. Use packed_seq_params_from_doc_ids(doc_ids).max_seqlen."
             )
 
 
