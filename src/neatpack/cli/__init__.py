@@ -10,7 +10,9 @@ import sys
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
+from neatpack.cli.pack import pack
 from neatpack.errors import PackError
 
 app = typer.Typer(
@@ -20,11 +22,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+app.command("pack")(pack)
+
+
+@app.callback()
+def _commands() -> None:
+    """Keep `neatpack pack` a command of its own, however many there are."""
+
 
 def main() -> None:
     """Run the command line; an expected error is one message on stderr and exit code 1."""
     try:
         app()
     except PackError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {error}", markup=True, highlight=False)
+        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(1)

@@ -1,0 +1,179 @@
+"""`neatpack pack`: documents in, packed rows out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from neatpack.data import PackSummary
+from neatpack.data.pack import Progress as ProgressCallback
+from neatpack.data.pack import pack as pack_documents
+
+
+class Strategy(Enum):
+    """How documents share rows."""
+
+    best_fit = "best_fit"
+    in_order = "in_order"
+    wrapped = "wrapped"
+
+
+class Overflow(Enum):
+    """What becomes of a document longer than a row."""
+
+    error = "error"
+    drop = "drop"
+    truncate = "truncate"
+    split = "split"
+
+
+def pack(
+    sources: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="SRC...",
+            help="Files, folders and saved datasets: .jsonl (also .gz, .zst), .parquet, .arrow, text and source files.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.", show_default=False)],
+    seq_len: Annotated[int, typer.Option(min=1, help="Tokens a row holds.", show_default=False)],
+    tokenizer: Annotated[
+        str, typer.Option(help="'bytes' (embedded), a tokenizer.json, a tokenizer's folder or a hub name.")
+    ] = "bytes",
+    text_column: Annotated[
+        str | None, typer.Option(help="Column with the text (default: text, unless there are input_ids).", show_default=False)
+    ] = None,
+    include: Annotated[
+        list[str] | None,
+        typer.Option(help="Read only these files of folders, by pattern; may be repeated.", show_default=False),
+    ] = None,
+    strategy: Annotated[
+        Strategy, typer.Option(help="best_fit: fewest rows; in_order: next-fit; wrapped: one stream, cut into full rows.")
+    ] = Strategy.best_fit,
+    overflow: Annotated[Overflow, typer.Option(help="What becomes of a document longer than a row.")] = Overflow.error,
+    seed: Annotated[int, typer.Option(min=0, help="Shuffles the rows, reproducibly.")] = 0,
+    no_shuffle: Annotated[bool, typer.Option("--no-shuffle", help="Keep rows in the planner's order.")] = False,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes; any number gives the same bytes (default: by size).", show_default=False),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an existing output, once the new one is complete.")
+    ] = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Count and report bad records instead of stopping.")] = False,
+    no_eos: Annotated[bool, typer.Option("--no-eos", help="Do not end documents with the end-of-sequence token.")] = False,
+    eos_token: Annotated[
+        str | None, typer.Option(help="End-of-sequence token, where the tokenizer does not say.", show_default=False)
+    ] = None,
+    vocab_size: Annotated[
+        int | None, typer.Option(min=1, help="Refuse ids at or above this; also narrows the stored type.", show_default=False)
+    ] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Let a hub tokenizer run the code that it ships.")
+    ] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Pack documents into rows that a trainer can read, with their boundaries."""
+    with _progress() as progress:
+        summary = pack_documents(
+            sources,
+            out,
+            seq_len,
+            workers=workers,
+            overwrite=overwrite,
+            progress=progress,
+            tokenizer=tokenizer,
+            text_column=text_column,
+            include=tuple(include or ()),
+            strategy=strategy.value,
+            overflow=overflow.value,
+            seed=None if no_shuffle else seed,
+            skip_bad=skip_bad,
+            eos=not no_eos,
+            eos_token=eos_token,
+            vocab_size=vocab_size,
+            trust_remote_code=trust_remote_code,
+        )
+    if json_output:
+        sys.stdout.write(json.dumps(summary.to_json(), indent=1) + "\n")
+    else:
+        print_summary(summary, Console())
+
+
+@contextmanager
+def _progress() -> Iterator[ProgressCallback | None]:
+    """A progress bar on stderr, where that is a terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (TextColumn("{task.description:>9}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[speed]}"))
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def update(step: str, done: int, total: int) -> None:
+            if step not in tasks:
+                tasks[step] = bar.add_task(step, speed="")
+            unit = "MB/s" if step == "tokenise" else "Mtok/s"
+            speed = bar.tasks[tasks[step]].speed
+            bar.update(tasks[step], completed=done, total=total, speed=f"{speed / 1e6:.1f} {unit}" if speed else "")
+
+        yield update
+
+
+def print_summary(summary: PackSummary, console: Console) -> None:
+    """Print what a run did, and the next step."""
+    table = Table(title=f"Packed into {summary.out}", show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    table.add_column(style="dim", overflow="fold")
+    for name, value, note in summary_lines(summary):
+        table.add_row(name, value, note)
+    console.print(table)
+    console.print(
+        f"Next: rows = datasets.load_from_disk({summary.out!r}); DataLoader(rows, collate_fn=neatpack.PackedCollator(...))",
+        highlight=False,
+        markup=False,
+    )
+
+
+def summary_lines(summary: PackSummary) -> list[tuple[str, str, str]]:
+    """Name, value and note of every line of the summary table."""
+    counts = summary.counts
+    lines = [
+        ("documents", f"{counts.documents:,}", ""),
+        ("tokens", f"{counts.tokens:,}", f"{summary.tokens:,} in rows, stored as {summary.dtype}"),
+        ("rows", f"{summary.rows:,}", f"of {summary.seq_len:,} tokens at most, in {summary.shards} shard(s)"),
+        ("efficiency", f"{summary.efficiency:.2%}", f"lower bound {summary.lower_bound:,} rows"),
+        ("padding", f"{summary.padding:,}", "tokens, added when rows are batched; not stored"),
+        ("time", f"{summary.seconds:.2f} s", f"{summary.tokens_per_second / 1e6:,.2f} M tokens/s"),
+    ]
+    optional = [
+        ("split", counts.split, "documents lie in more than one piece"),
+        ("truncated", counts.truncated, f"documents, {counts.truncated_tokens:,} tokens cut off"),
+        ("dropped", counts.dropped, f"documents, {counts.dropped_tokens:,} tokens"),
+        ("empty", counts.empty, "documents without a token, in no row"),
+    ]
+    lines += [(name, f"{value:,}", note) for name, value, note in optional if value]
+    lines += [
+        (f"skipped: {reason}", f"{count:,}", f"first: {summary.skipped_examples[reason]}")
+        for reason, count in summary.skipped.items()
+    ]
+    if summary.ignored_files:
+        total = sum(summary.ignored_files.values())
+        shown = sorted(summary.ignored_files.items(), key=lambda item: (-item[1], item[0]))[:8]
+        lines.append(("ignored files", f"{total:,}", ", ".join(f"{count} x {suffix}" for suffix, count in shown)))
+    if summary.ignored_columns:
+        lines.append(("columns left out", str(len(summary.ignored_columns)), ", ".join(summary.ignored_columns)))
+    return lines

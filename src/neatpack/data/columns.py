@@ -1,0 +1,217 @@
+"""Arrow columns in, flat NumPy arrays out: values and lengths, checked, without a Python object a token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from neatpack.data.records import ATTENTION_MASK, IDS, LABELS, MASKS, SEQ_LENGTHS, BadRecordsError, Chunk, Places, Problems
+
+IGNORE_LABEL = -100
+"""The label of a token that is not learned; the field's convention."""
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Tokenised documents, one after the other.
+
+    Attributes:
+        ids: `[T]` integers, the tokens of all documents.
+        lengths: `[D] int64` tokens of each document.
+        labels: `[T]` integers aligned with `ids` (unshifted), or None where they repeat the ids.
+        places: where each document came from.
+    """
+
+    ids: np.ndarray
+    lengths: np.ndarray
+    labels: np.ndarray | None
+    places: Places
+
+
+def list_parts(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Values `[T]` and offsets `[D+1]` (from 0) of an Arrow list array without nulls, slices included; copies no integers."""
+    if isinstance(array, pa.FixedSizeListArray):
+        array = array.cast(pa.large_list(array.type.value_type))
+    offsets = array.offsets.to_numpy()
+    first, last = int(offsets[0]), int(offsets[-1])
+    values = array.values.slice(first, last - first)
+    return values.to_numpy(zero_copy_only=not pa.types.is_boolean(values.type)), offsets - first
+
+
+def text_parts(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes `[T] uint8` and offsets `[D+1]` (from 0) of an Arrow large_binary or large_string array, slices included."""
+    _, offsets_buffer, data = array.buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int64, len(array) + 1, array.offset * 8)
+    if data is None:
+        return np.empty(0, np.uint8), np.zeros(len(array) + 1, np.int64)
+    first, last = int(offsets[0]), int(offsets[-1])
+    return np.frombuffer(data, np.uint8, last - first, first), offsets - first
+
+
+def checked_text(chunk: Chunk, problems: Problems) -> tuple[pa.Array, Places]:
+    """The text column as valid UTF-8 `large_string`, without nulls; bad records are reported."""
+    while True:
+        try:
+            return _text(chunk), chunk.places
+        except BadRecordsError as bad:
+            chunk = problems.without_bad(chunk, bad)
+
+
+def checked_ids(chunk: Chunk, vocab_size: int | None, problems: Problems) -> Documents:
+    """The documents of a pre-tokenised chunk; masks are applied to labels, bad records are reported."""
+    while True:
+        try:
+            return _documents(chunk, vocab_size)
+        except BadRecordsError as bad:
+            chunk = problems.without_bad(chunk, bad)
+
+
+def _text(chunk: Chunk) -> pa.Array:
+    name = str(chunk.layout.text)
+    column = chunk.columns[name]
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    kind = column.type
+    textual = pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind in (pa.binary(), pa.large_binary())
+    if not (textual or str(kind) in ("string_view", "binary_view")):
+        raise BadRecordsError(np.ones(len(chunk), bool), "not text", f"{name!r} has type {kind}, expected strings.")
+    _refuse_nulls(column, name, "null text", "a string")
+    column = column.cast(pa.large_binary())
+    text = column.view(pa.large_string())
+    try:
+        text.validate(full=True)
+    except pa.ArrowInvalid as error:
+        mask = np.array([not _is_utf8(value.as_buffer()) for value in column])
+        position = _bad_byte(column[int(np.argmax(mask))].as_py())
+        detail = f"invalid UTF-8 at byte {position}, expected UTF-8 text."
+        raise BadRecordsError(mask, "invalid UTF-8", detail) from error
+    return text
+
+
+def _is_utf8(data: pa.Buffer) -> bool:
+    try:
+        str(memoryview(data), "utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _bad_byte(text: bytes) -> int:
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        return error.start
+    return len(text)
+
+
+def _refuse_nulls(column: pa.Array, name: str, reason: str, expected: str) -> None:
+    if column.null_count:
+        mask = column.is_null().to_numpy(zero_copy_only=False)
+        raise BadRecordsError(mask, reason, f"{name!r} is null, expected {expected}.")
+
+
+def _documents(chunk: Chunk, vocab_size: int | None) -> Documents:
+    columns = {name: _integers(chunk, name) for name in chunk.layout.lists}
+    ids, offsets = columns[IDS]
+    lengths = np.diff(offsets).astype(np.int64)
+    for name, (_, other) in columns.items():
+        if name != SEQ_LENGTHS:
+            _check_lengths(name, np.diff(other), lengths)
+    limit = vocab_size or 2**31
+    expected = f"0 to {limit - 1} (the vocabulary)" if vocab_size else f"0 to {limit - 1} (32 bits)"
+    _check_values(IDS, ids, offsets, 0, limit, "id out of range", expected)
+    labels = _labels(columns, offsets, limit)
+    places = chunk.places
+    if SEQ_LENGTHS in columns:
+        lengths, places = _unpack(columns[SEQ_LENGTHS], lengths, places)
+    return Documents(ids, lengths, labels, places)
+
+
+def _integers(chunk: Chunk, name: str) -> tuple[np.ndarray, np.ndarray]:
+    column = chunk.columns[name]
+    kind = column.type
+    everything = np.ones(len(chunk), bool)
+    listed = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    if not listed:
+        raise BadRecordsError(everything, "not a list", f"{name!r} has type {kind}, expected lists of integers.")
+    _refuse_nulls(column, name, "null list", "a list of integers")
+    inner = kind.value_type
+    if not (pa.types.is_integer(inner) or (name in MASKS and pa.types.is_boolean(inner)) or pa.types.is_null(inner)):
+        raise BadRecordsError(everything, "not an integer", f"{name!r} holds {inner} values, expected integers.")
+    flat = column.flatten()
+    if flat.null_count:
+        lengths = column.value_lengths().to_numpy()
+        offsets = np.concatenate(([0], np.cumsum(lengths)))
+        missing = np.flatnonzero(flat.is_null().to_numpy(zero_copy_only=False))
+        owners = np.searchsorted(offsets, missing, side="right") - 1
+        detail = f"{name!r}[{missing[0] - offsets[owners[0]]}] is null, expected an integer."
+        raise BadRecordsError(_mask(len(chunk), owners), "not an integer", detail)
+    if pa.types.is_null(inner):  # only empty lists
+        return np.empty(0, np.int64), np.zeros(len(chunk) + 1, np.int64)
+    return list_parts(column)
+
+
+def _mask(size: int, indices: np.ndarray) -> np.ndarray:
+    mask = np.zeros(size, bool)
+    mask[indices] = True
+    return mask
+
+
+def _check_lengths(name: str, lengths: np.ndarray, expected: np.ndarray) -> None:
+    wrong = lengths != expected
+    if wrong.any():
+        first = int(np.argmax(wrong))
+        detail = f"{name!r} has {lengths[first]} values, expected {expected[first]}, one for each of {IDS!r}."
+        raise BadRecordsError(wrong, "length mismatch", detail)
+
+
+def _check_values(name: str, values: np.ndarray, offsets: np.ndarray, low: int, high: int, reason: str, expected: str) -> None:
+    """Refuse values outside `low <= value < high`; two passes that allocate nothing when all is well."""
+    if not len(values) or (int(values.min()) >= low and int(values.max()) < high):
+        return
+    _refuse_where((values < low) | (values >= high), name, values, offsets, reason, expected)
+
+
+def _refuse_where(wrong: np.ndarray, name: str, values: np.ndarray, offsets: np.ndarray, reason: str, expected: str) -> None:
+    at = np.flatnonzero(wrong)
+    owners = np.searchsorted(offsets, at, side="right") - 1
+    detail = f"{name!r}[{at[0] - offsets[owners[0]]}] is {values[at[0]]}, expected {expected}."
+    raise BadRecordsError(_mask(len(offsets) - 1, owners), reason, detail)
+
+
+def _labels(columns: dict[str, tuple[np.ndarray, np.ndarray]], offsets: np.ndarray, limit: int) -> np.ndarray | None:
+    """Labels with every mask applied, or None where the file has neither."""
+    if ATTENTION_MASK in columns:
+        expected = "1 everywhere: padding does not belong in a document. Tokenise without padding"
+        _check_values(ATTENTION_MASK, columns[ATTENTION_MASK][0], offsets, 1, 2, "padded record", expected)
+    masks = [name for name in MASKS if name in columns]
+    if LABELS not in columns and not masks:
+        return None
+    values = columns[LABELS if LABELS in columns else IDS][0]
+    if LABELS in columns:
+        wrong = ((values < 0) & (values != IGNORE_LABEL)) | (values >= limit)
+        if wrong.any():
+            _refuse_where(wrong, LABELS, values, offsets, "label out of range", f"{IGNORE_LABEL} or an id below {limit}")
+    labels = values.astype(np.int32)
+    for name in masks:
+        mask = columns[name][0]
+        if mask.dtype != bool:
+            _check_values(name, mask, offsets, 0, 2, "mask out of range", "0 or 1")
+        labels[mask == 0] = IGNORE_LABEL
+    return labels
+
+
+def _unpack(seq_lengths: tuple[np.ndarray, np.ndarray], lengths: np.ndarray, places: Places) -> tuple[np.ndarray, Places]:
+    """Documents of rows that are packed already: each piece of `seq_lengths` is a document."""
+    pieces, offsets = seq_lengths
+    _check_values(SEQ_LENGTHS, pieces, offsets, 0, 2**31, "length mismatch", "a length of zero or more")
+    ends = np.concatenate(([0], np.cumsum(pieces, dtype=np.int64)))
+    sums = ends[offsets[1:]] - ends[offsets[:-1]]
+    wrong = sums != lengths
+    if wrong.any():
+        first = int(np.argmax(wrong))
+        detail = f"{SEQ_LENGTHS!r} sums to {sums[first]}, expected {lengths[first]}, the number of {IDS!r}."
+        raise BadRecordsError(wrong, "length mismatch", detail)
+    return pieces.astype(np.int64), places.take(np.repeat(np.arange(len(lengths)), np.diff(offsets)))

@@ -1,0 +1,218 @@
+"""JSON Lines in, chunks of records out.
+
+A block of whole lines goes through Arrow's JSON reader with the types we need. Where that fails, or leaves anything open
+(a null, a blank line, a column that other lines lack), the same block is read line by line with the standard library,
+which knows exactly which line is wrong and why. Blocks are cut by byte positions alone, so results never depend on who reads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.json as pa_json
+
+from neatpack.data.records import LISTS, Chunk, Layout, Places, Problems, choose_layout
+from neatpack.data.sources import Part, compression_of
+
+BLOCK_BYTES = 1 << 24
+_BOM = b"\xef\xbb\xbf"
+
+
+def read_jsonl(part: Part, text_column: str | None, problems: Problems) -> Iterator[Chunk]:
+    """Read the lines that start within the part.
+
+    Args:
+        part: a JSONL file, plain or compressed, or a byte range of a plain one.
+        text_column: the text column the user named, or None.
+        problems: takes lines that cannot be used.
+    """
+    path = part.files[0]
+    layout = _layout(path, text_column, problems)
+    if layout is None:
+        return
+    number = 0
+    for block in _blocks(path, part):
+        lines = block.count(b"\n") + (not block.endswith(b"\n"))
+        places = Places((path,), np.arange(number, number + lines), "line", lambda: 1 + _lines_before(path, part.start))
+        columns = _fast(block, layout, lines)
+        chunk = Chunk(layout, columns, places) if columns else _slow(block, layout, places, problems)
+        if len(chunk):
+            yield chunk
+        number += lines
+
+
+def _open(path: str) -> BinaryIO:
+    stream: BinaryIO = pa.input_stream(path, compression=compression_of(path), buffer_size=1 << 20)
+    return stream
+
+
+def _blocks(path: str, part: Part) -> Iterator[bytes]:
+    """Blocks of whole lines; a line belongs to the part in which its first byte lies."""
+    if part.start or part.stop is not None:
+        yield from _range_blocks(path, part.start, part.stop)
+        return
+    rest = b""
+    with _open(path) as stream:
+        while data := stream.read(BLOCK_BYTES):
+            cut = data.rfind(b"\n") + 1
+            if not cut:
+                rest += data
+                continue
+            yield (rest + data[:cut]).removeprefix(_BOM)
+            rest = data[cut:]
+    if rest:
+        yield rest.removeprefix(_BOM)
+
+
+def _range_blocks(path: str, start: int, stop: int | None) -> Iterator[bytes]:
+    with open(path, "rb") as stream:  # noqa: PTH123
+        if start:
+            stream.seek(start - 1)
+            stream.readline()
+        while stop is None or stream.tell() < stop:
+            data = stream.read(BLOCK_BYTES if stop is None else min(BLOCK_BYTES, stop - stream.tell()))
+            if not data:
+                return
+            data += b"" if data.endswith(b"\n") else stream.readline()
+            yield data.removeprefix(_BOM)
+
+
+def _lines_before(path: str, position: int) -> int:
+    """Lines whose first byte lies before a byte position."""
+    left, lines = position - 1, int(position > 0)
+    with open(path, "rb") as stream:  # noqa: PTH123
+        while left > 0 and (data := stream.read(min(BLOCK_BYTES, left))):
+            lines += data.count(b"\n")
+            left -= len(data)
+    return lines
+
+
+def _layout(path: str, text_column: str | None, problems: Problems) -> Layout | None:
+    """The layout that the first usable record of the file shows; None where no line holds one."""
+    with _open(path) as stream:
+        for number, line in enumerate(_lines(stream), 1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line.removeprefix(_BOM))
+            except ValueError:
+                if problems.skip:
+                    continue
+                return Layout(text_column or "text")  # the reader names the broken line
+            if isinstance(record, dict):
+                return choose_layout(list(record), text_column, f"{path} line {number}")
+            if not problems.skip:
+                return Layout(text_column or "text")
+    problems.report(path, "empty file", "no line holds a record, expected one JSON object a line.")
+    return None
+
+
+def _lines(stream: BinaryIO) -> Iterator[bytes]:
+    """Lines of a stream, read in small pieces."""
+    rest = b""
+    while data := stream.read(1 << 16):
+        *lines, rest = (rest + data).split(b"\n")
+        yield from lines
+    if rest:
+        yield rest
+
+
+def _fast(block: bytes, layout: Layout, lines: int) -> dict[str, pa.Array] | None:
+    """The columns by Arrow's reader, or None where a closer look is needed."""
+    # Every known column is named, so that one that appears in later lines only is noticed.
+    known = LISTS if layout.text is None else layout.columns
+    type_ = pa.list_(pa.int64()) if layout.text is None else pa.string()
+    try:
+        table = pa_json.read_json(
+            pa.BufferReader(block),
+            read_options=pa_json.ReadOptions(use_threads=False, block_size=len(block) + 1),
+            parse_options=pa_json.ParseOptions(
+                explicit_schema=pa.schema([(name, type_) for name in known]), unexpected_field_behavior="ignore"
+            ),
+        )
+    except pa.ArrowException:
+        return None
+    nulls = {name: table[name].null_count for name in known}
+    if table.num_rows != lines or any(count != (0 if name in layout.columns else lines) for name, count in nulls.items()):
+        return None
+    return {name: table[name].combine_chunks() for name in layout.columns}
+
+
+def _slow(block: bytes, layout: Layout, places: Places, problems: Problems) -> Chunk:
+    values: dict[str, list[Any]] = {name: [] for name in layout.columns}
+    kept = []
+    for index, line in enumerate(block.removesuffix(b"\n").split(b"\n")):
+        if not line.strip():
+            continue
+        try:
+            record = _record(line, layout)
+        except _BadLineError as bad:
+            problems.report(places.name(index), bad.reason, str(bad), cause=bad)
+            continue
+        kept.append(index)
+        for name, column in values.items():
+            column.append(record[name])
+    type_ = pa.large_list(pa.int64()) if layout.text is None else pa.large_string()
+    arrays = {name: pa.array(values[name], type_) for name in layout.columns}
+    return Chunk(layout, arrays, places.take(np.array(kept, np.int64)))
+
+
+class _BadLineError(Exception):
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+def _record(line: bytes, layout: Layout) -> dict[str, Any]:
+    """The wanted values of a line."""
+    try:
+        record = json.loads(line)
+    except UnicodeDecodeError as error:
+        raise _BadLineError("invalid UTF-8", f"invalid UTF-8 at byte {error.start}, expected UTF-8 text.") from error
+    except (ValueError, RecursionError) as error:
+        raise _BadLineError("broken JSON", f"broken JSON ({error}), expected one JSON object.") from error
+    if not isinstance(record, dict):
+        raise _BadLineError("broken JSON", f"got a JSON {type(record).__name__}, expected one JSON object a line.")
+    for name in layout.columns:
+        if name not in record:
+            raise _BadLineError("missing column", f"no column {name!r} (got {', '.join(map(repr, record))}).")
+    if layout.text is not None:
+        _check_text(record[layout.text], layout.text)
+        return record
+    for name in LISTS:
+        if name in record and name not in layout.lists:
+            raise _BadLineError("unexpected column", f"a column {name!r}, which the first record of the file does not have.")
+    for name in layout.lists:
+        _check_list(record[name], name)
+        record[name] = [int(value) for value in record[name]]  # masks may be booleans
+    return record
+
+
+def _check_text(text: object, name: str) -> None:
+    if text is None:
+        raise _BadLineError("null text", f"{name!r} is null, expected a string.")
+    if not isinstance(text, str):
+        raise _BadLineError("not text", f"{name!r} is {_show(text)}, expected a string.")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise _BadLineError("invalid UTF-8", f"{name!r} holds half of a surrogate pair at character {error.start}.") from error
+
+
+def _check_list(values: object, name: str) -> None:
+    if not isinstance(values, list):
+        raise _BadLineError("not a list", f"{name!r} is {_show(values)}, expected a list of integers.")
+    for position, value in enumerate(values):
+        if not isinstance(value, int) or (isinstance(value, bool) and name == "input_ids"):
+            raise _BadLineError("not an integer", f"{name!r}[{position}] is {_show(value)}, expected an integer.")
+        if not -(2**63) <= value < 2**63:
+            raise _BadLineError("not an integer", f"{name!r}[{position}] is {value}, which does not fit 64 bits.")
+
+
+def _show(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else text[:37] + "..."

@@ -1,0 +1,74 @@
+"""What `neatpack pack` was asked to do, in one frozen record that is checked once and written into the manifest."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from neatpack.errors import PackError, PlanError, SourceError
+from neatpack.planning import STRATEGIES, Overflow, Strategy
+from neatpack.planning.overflow import POLICIES
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackOptions:
+    """Everything that decides the bytes of the output, and nothing that does not (workers, progress, paths).
+
+    Attributes:
+        seq_len: tokens a row holds.
+        tokenizer: "bytes" (embedded: one token a byte), a `tokenizer.json`, a tokenizer's folder or a hub name.
+        text_column: column that holds the text; None means "text", and `input_ids` wins where both are there.
+        include: glob patterns; in folders only files whose name or path below the folder matches one are read.
+        strategy: see `neatpack.plan_rows`.
+        overflow: see `neatpack.plan_rows`.
+        seed: shuffles rows within a packing unit; None keeps the planner's order.
+        eos: append the end-of-sequence token to every non-empty text document that does not end with it already.
+        eos_token: the end-of-sequence token, where the tokenizer does not say or another one is wanted.
+        trust_remote_code: let a hub tokenizer run the code that it ships.
+        skip_bad: count and report records that cannot be read, and go on; False stops at the first.
+        vocab_size: ids at or above it are refused; for text the tokenizer's own size is used.
+        unit_tokens: tokens of a packing unit, which is planned, and written as one shard, on its own; None chooses.
+    """
+
+    seq_len: int
+    tokenizer: str = "bytes"
+    text_column: str | None = None
+    include: tuple[str, ...] = ()
+    strategy: Strategy = "best_fit"
+    overflow: Overflow = "error"
+    seed: int | None = 0
+    eos: bool = True
+    eos_token: str | None = None
+    trust_remote_code: bool = False
+    skip_bad: bool = False
+    vocab_size: int | None = None
+    unit_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        _positive("seq_len", self.seq_len, PlanError)
+        _positive("vocab_size", self.vocab_size, SourceError)
+        _positive("unit_tokens", self.unit_tokens, PlanError)
+        if self.strategy not in STRATEGIES:
+            raise PlanError(f"unknown strategy {self.strategy!r}: choose one of {', '.join(STRATEGIES)}.")
+        if self.overflow not in POLICIES:
+            raise PlanError(f"unknown overflow policy {self.overflow!r}: choose one of {', '.join(POLICIES)}.")
+        if self.seed is not None and (not isinstance(self.seed, int) or self.seed < 0):
+            raise PlanError(f"seed must be None or an integer of zero or more, got {self.seed!r}.")
+        if not self.eos and self.eos_token is not None:
+            raise SourceError(f"eos_token={self.eos_token!r} with eos=False: give one or the other.")
+
+    @property
+    def tokens_a_unit(self) -> int:
+        """Token budget of a packing unit: 2**25, more for long rows so that a unit has about a thousand, 2**27 at most."""
+        return self.unit_tokens or min(max(2**25, 1024 * self.seq_len), max(2**27, self.seq_len))
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as plain JSON values, for the manifest."""
+        return {**asdict(self), "include": list(self.include), "unit_tokens": self.tokens_a_unit}
+
+
+def _positive(name: str, value: object, error: type[PackError]) -> None:
+    if value is None and name != "seq_len":
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
+        raise error(f"{name} must be a positive integer below 2**31, got {value!r}.")

@@ -1,0 +1,271 @@
+"""The pipeline: documents in, a folder of packed rows out.
+
+    sources ──find_parts──> parts ──tokenise──> token files ──cut_units──> packing units ──plan, gather──> shards ──> DIR
+
+Parts and units are independent of each other, so both steps run on any number of workers with the same result; memory is
+bounded by one packing unit a worker.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from neatpack.data.options import PackOptions
+from neatpack.data.sources import SourceList, find_parts, source_names
+from neatpack.data.store import check_target, publish, row_schema, write_dataset_files, write_manifest
+from neatpack.data.tokenize import load_tokenizer
+from neatpack.data.tokens import PartRecord
+from neatpack.data.work import EXAMPLES, MakePackJob, TokenizeTask, UnitRecord, cut_units, sum_counts
+from neatpack.engine import run_tasks
+from neatpack.errors import PlanError, SourceError
+from neatpack.planning import PlanCounts
+
+Progress = Callable[[str, int, int], None]
+"""Called with the step ("tokenise" in bytes, "pack" in tokens), what is done of it and what there is to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackSummary:
+    """What a run did: every document and token is in a row or in one of these numbers.
+
+    Attributes:
+        out: the folder that was written.
+        counts: documents and tokens read, and what became of those that are not in a row as they were.
+        rows: rows written, of `seq_len` tokens at most.
+        seq_len: tokens a row can hold.
+        tokens: tokens in rows.
+        lower_bound: fewest rows that any plan could have, summed over the packing units.
+        shards: files written.
+        skipped: records left out by `skip_bad`, by reason, and `skipped_examples` the first of each.
+        ignored_files: files in source folders that were not read, by suffix.
+        ignored_columns: columns of the source that are not in the output.
+        columns: columns of the output, and `dtype` the one of `input_ids`.
+        seconds: wall time.
+    """
+
+    out: str
+    counts: PlanCounts
+    rows: int
+    seq_len: int
+    tokens: int
+    lower_bound: int
+    shards: int
+    skipped: dict[str, int]
+    skipped_examples: dict[str, str]
+    ignored_files: dict[str, int]
+    ignored_columns: tuple[str, ...]
+    columns: tuple[str, ...]
+    dtype: str
+    seconds: float
+
+    @property
+    def efficiency(self) -> float:
+        """Tokens in rows over row slots."""
+        return self.tokens / (self.rows * self.seq_len)
+
+    @property
+    def padding(self) -> int:
+        """Slots that a batch of full-length rows fills with padding; nothing of it is stored."""
+        return self.rows * self.seq_len - self.tokens
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens read a second, end to end."""
+        return self.counts.tokens / self.seconds
+
+    def to_json(self) -> dict[str, Any]:
+        """The summary as plain JSON values."""
+        derived = {"efficiency": self.efficiency, "padding": self.padding, "tokens_per_second": self.tokens_per_second}
+        return {**asdict(self), **derived}
+
+
+def pack(
+    sources: str | Path | Sequence[str | Path],
+    out: str | Path,
+    seq_len: int,
+    *,
+    workers: int | None = 1,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    **options: Any,
+) -> PackSummary:
+    """Pack documents into rows of at most `seq_len` tokens, in a folder that `datasets.load_from_disk` opens.
+
+    Rows have `input_ids` (the narrowest dtype that holds the vocabulary), `seq_lengths` (tokens of each document of the
+    row, in order, summing to the row's length; rows are not padded) and, where the source has labels or masks, `labels`.
+
+    Args:
+        sources: files, folders and saved datasets; see `neatpack.data.sources.find_parts`.
+        out: folder to write; it must not exist, unless `overwrite`.
+        seq_len: tokens a row holds.
+        workers: processes; the output is the same for any number. More than one starts Python afresh for each, so call
+            this from under `if __name__ == "__main__":` in a script. None takes as many as the size of the source pays for.
+        overwrite: replace a folder that neatpack wrote, once the new one is complete.
+        progress: told how far each step is.
+        **options: see `neatpack.data.PackOptions`.
+
+    Raises:
+        SourceError: a source, file or record that cannot be read as asked.
+        PlanError: options that no plan can honour, or documents longer than a row under `overflow="error"`.
+        StoreError: an output folder that cannot be written.
+
+    Example:
+        >>> summary = pack(["corpus/"], "packed", 4096, overflow="split")  # doctest: +SKIP
+    """
+    started = time.perf_counter()
+    chosen = PackOptions(seq_len=seq_len, **options)
+    given = [sources] if isinstance(sources, str | Path) else list(sources)
+    target = Path(out)
+    check_target(target, overwrite=overwrite)
+    tokenizer = load_tokenizer(chosen)
+    found = find_parts(given, chosen.include)
+    partial = target.with_name(target.name + ".partial")
+    if partial.exists():
+        shutil.rmtree(partial)
+    work = partial / "work"
+    work.mkdir(parents=True)
+    workers = _worth_starting(found) if workers is None else workers
+    run = _Run(chosen, found, partial, work, workers, progress or (lambda step, done, total: None))
+    parts = run.tokenize()
+    units = run.pack(parts)
+    text = any(part.text for part in parts)
+    summary = _summarize(target, chosen, found, parts, units, started)
+    shards = [unit.shard for unit in units if unit.shard]
+    write_dataset_files(partial, row_schema(np.dtype(summary.dtype), labels="labels" in summary.columns), shards)
+    write_manifest(
+        partial,
+        shards,
+        options=chosen.to_json(),
+        source=_describe(given, found),
+        tokenizer=asdict(tokenizer.info) if text else None,
+        counts=_manifest_counts(summary),
+        columns=list(summary.columns),
+        dtype=summary.dtype,
+    )
+    shutil.rmtree(work)
+    publish(partial, target)
+    return summary
+
+
+def _worth_starting(found: SourceList) -> int:
+    """Processes that pay: one for every 64 MB of source, up to the number of CPUs."""
+    return max(1, min(os.cpu_count() or 1, found.num_bytes >> 26))
+
+
+@dataclass(frozen=True)
+class _Run:
+    options: PackOptions
+    found: SourceList
+    partial: Path
+    work: Path
+    workers: int
+    progress: Progress
+
+    def tokenize(self) -> list[PartRecord]:
+        tasks = [TokenizeTask(index, part) for index, part in enumerate(self.found.parts)]
+        parts: list[PartRecord] = []
+        for part in self._run(tasks, "tokenise", sum(part.size for part in self.found.parts)):
+            if part.too_long:
+                raise PlanError(_too_long_message(part, self.options.seq_len))
+            parts.append(part)
+        if not any(part.tokens for part in parts):
+            raise SourceError(_empty_message(parts, self.found))
+        return parts
+
+    def pack(self, parts: list[PartRecord]) -> list[UnitRecord]:
+        tasks = list(cut_units(parts, self.work, self.options.tokens_a_unit))
+        units = list(self._run(tasks, "pack", sum(task.tokens for task in tasks)))
+        if not any(unit.shard for unit in units):
+            raise PlanError(
+                f"every document is longer than {self.options.seq_len} tokens, and overflow='drop' leaves no row. Raise the "
+                "row length, or choose 'split' or 'truncate'."
+            )
+        return units
+
+    def _run(self, tasks: list, step: str, total: int) -> Any:
+        done = 0
+
+        def tick(amount: int) -> None:
+            nonlocal done
+            done += amount
+            self.progress(step, done, total)
+
+        self.progress(step, 0, total)
+        return run_tasks(MakePackJob(self.options, self.partial, self.work), tasks, workers=self.workers, tick=tick)
+
+
+def _summarize(
+    out: Path, options: PackOptions, found: SourceList, parts: list[PartRecord], units: list[UnitRecord], started: float
+) -> PackSummary:
+    shards = [unit.shard for unit in units if unit.shard]
+    skipped: dict[str, int] = {}
+    examples: dict[str, str] = {}
+    for part in parts:
+        for reason, count in part.skipped.items():
+            skipped[reason] = skipped.get(reason, 0) + count
+            examples.setdefault(reason, part.examples[reason])
+    labels = ("labels",) if any(part.labels for part in parts) else ()
+    return PackSummary(
+        out=str(out),
+        counts=sum_counts([unit.counts for unit in units]),
+        rows=sum(shard.rows for shard in shards),
+        seq_len=options.seq_len,
+        tokens=sum(shard.tokens for shard in shards),
+        lower_bound=sum(unit.lower_bound for unit in units),
+        shards=len(shards),
+        skipped=skipped,
+        skipped_examples=examples,
+        ignored_files=found.ignored,
+        ignored_columns=tuple(dict.fromkeys(name for part in parts for name in part.ignored_columns)),
+        columns=("input_ids", "seq_lengths", *labels),
+        dtype=max((np.dtype(part.dtype) for part in parts if part.documents), key=lambda kind: kind.itemsize).name,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _describe(given: Sequence[str | Path], found: SourceList) -> dict[str, Any]:
+    return {
+        "given": source_names(given),
+        "files": len(found.files),
+        "bytes": found.num_bytes,
+        "fingerprint": found.fingerprint(),
+        "ignored_files": found.ignored,
+    }
+
+
+def _manifest_counts(summary: PackSummary) -> dict[str, Any]:
+    return {
+        **asdict(summary.counts),
+        "rows": summary.rows,
+        "tokens_in_rows": summary.tokens,
+        "lower_bound": summary.lower_bound,
+        "padding": summary.padding,
+        "skipped": summary.skipped,
+        "ignored_columns": list(summary.ignored_columns),
+    }
+
+
+def _too_long_message(part: PartRecord, seq_len: int) -> str:
+    more = f" and {part.too_long - EXAMPLES} more" if part.too_long > EXAMPLES else ""
+    return (
+        f"documents longer than a row of {seq_len} tokens: {', '.join(part.too_long_examples)}{more}. Raise --seq-len, or "
+        "choose --overflow split (pieces become documents of their own), truncate or drop."
+    )
+
+
+def _empty_message(parts: list[PartRecord], found: SourceList) -> str:
+    documents = sum(part.documents for part in parts)
+    skipped = sum(sum(part.skipped.values()) for part in parts)
+    bad = f", and {skipped} bad records were skipped" if skipped else ""
+    return (
+        f"nothing to pack: {len(found.files)} files (the first is {found.files[0][0]}) hold {documents} documents, all of them "
+        f"empty{bad}. Check the source and the column."
+    )

@@ -1,0 +1,156 @@
+"""What readers hand on: a chunk of records as Arrow columns, where each record came from, and what was wrong with some."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+
+from neatpack.errors import SourceError
+
+IDS = "input_ids"
+LABELS = "labels"
+MASKS = ("loss_mask", "completion_mask", "assistant_masks")
+SEQ_LENGTHS = "seq_lengths"
+ATTENTION_MASK = "attention_mask"
+LISTS = (IDS, LABELS, *MASKS, SEQ_LENGTHS, ATTENTION_MASK)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which columns of a file are read, decided once a file.
+
+    Attributes:
+        text: name of the text column, or None for a pre-tokenised file.
+        lists: the columns of integers a token, `input_ids` first; `seq_lengths` if documents are packed already.
+        ignored: columns that are not carried into the output; reported, never dropped without a word.
+    """
+
+    text: str | None
+    lists: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns to read."""
+        return self.lists if self.text is None else (self.text,)
+
+
+def choose_layout(names: Sequence[str], text_column: str | None, where: str) -> Layout:
+    """Decide what a file with these columns holds.
+
+    Args:
+        names: the file's columns.
+        text_column: the column the user named, or None: `input_ids` if there, else `text`.
+        where: the file, for the error.
+
+    Raises:
+        SourceError: neither the named column nor `input_ids` or `text` is there.
+    """
+    if text_column is None and IDS in names:
+        lists = tuple(name for name in LISTS if name in names)
+        return Layout(None, lists, tuple(name for name in names if name not in lists))
+    text = text_column or "text"
+    if text not in names:
+        wanted = f"the column {text!r}" if text_column else "a column 'text' or 'input_ids'"
+        raise SourceError(
+            f"{where}: expected {wanted}, got {', '.join(map(repr, names)) or 'no columns'}. Name the column that holds the "
+            "text with --text-column."
+        )
+    return Layout(text, (), tuple(name for name in names if name != text))
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the records of a chunk came from, to name them in errors.
+
+    Attributes:
+        files: one file, or one file a record (text files).
+        numbers: number of each record within its file, from `first()`; unused for text files.
+        word: "line", "row", or "" where a file is one record.
+        first: number of the record that `numbers` counts from; a call, since counting lines costs and only errors need it.
+    """
+
+    files: tuple[str, ...]
+    numbers: np.ndarray
+    word: str = ""
+    first: Callable[[], int] = int
+
+    def name(self, index: int) -> str:
+        """Name record `index` of the chunk, such as "a.jsonl line 3"."""
+        if not self.word:
+            return self.files[int(self.numbers[index])]
+        return f"{self.files[0]} {self.word} {self.first() + int(self.numbers[index])}"
+
+    def take(self, keep: np.ndarray) -> Places:
+        """The places of the records that a boolean mask or an index array keeps."""
+        return replace(self, numbers=self.numbers[keep])
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive records of one layout.
+
+    Attributes:
+        layout: which columns they are.
+        columns: Arrow arrays by name, all of one length; they may be slices of larger arrays.
+        places: where each record came from.
+    """
+
+    layout: Layout
+    columns: dict[str, pa.Array]
+    places: Places
+
+    def __len__(self) -> int:
+        return len(self.places.numbers)
+
+    def keep(self, mask: np.ndarray) -> Chunk:
+        """The records that a boolean mask keeps."""
+        arrow_mask = pa.array(mask)
+        columns = {name: column.filter(arrow_mask) for name, column in self.columns.items()}
+        return Chunk(self.layout, columns, self.places.take(mask))
+
+
+class BadRecordsError(Exception):
+    """Records of a chunk that cannot be used: a mask over the chunk, a short reason, and what is wrong with the first."""
+
+    def __init__(self, mask: np.ndarray, reason: str, detail: str) -> None:
+        super().__init__(reason)
+        self.mask, self.reason, self.detail = mask, reason, detail
+
+
+@dataclass
+class Problems:
+    """Bad records: the first is an error, or with `skip` each is counted by its reason.
+
+    Attributes:
+        skip: count instead of raising.
+        counts: bad records by reason.
+        examples: the first message for each reason.
+    """
+
+    skip: bool = False
+    counts: dict[str, int] = field(default_factory=dict)
+    examples: dict[str, str] = field(default_factory=dict)
+
+    def report(self, where: str, reason: str, detail: str, count: int = 1, cause: Exception | None = None) -> None:
+        """Raise for the record at `where`, or count it and `count - 1` more like it.
+
+        Raises:
+            SourceError: bad records are not to be skipped.
+        """
+        message = f"{where}: {detail}"
+        if not self.skip:
+            raise SourceError(
+                f"{message} Fix the record, or pass --skip-bad to leave such records out and count them."
+            ) from cause
+        self.counts[reason] = self.counts.get(reason, 0) + count
+        self.examples.setdefault(reason, message)
+
+    def without_bad(self, chunk: Chunk, bad: BadRecordsError) -> Chunk:
+        """Report bad records and return the chunk without them."""
+        first = int(np.argmax(bad.mask))
+        self.report(chunk.places.name(first), bad.reason, bad.detail, int(bad.mask.sum()), bad.__cause__)  # type: ignore[arg-type]
+        return chunk.keep(~bad.mask)

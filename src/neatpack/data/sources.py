@@ -1,0 +1,248 @@
+"""Sources in, an ordered list of parts out: which files are read, as what, and in which pieces.
+
+The order and the cuts depend on the files alone (never on workers), so that every run sees the same parts: sources in
+the order given, folders in sorted order, large JSONL files by byte range, Parquet files by row groups, Arrow files by
+record batches, text files (one document each) in groups.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+
+from neatpack.errors import SourceError
+
+PART_BYTES = 1 << 27
+"""A part ends at the first natural cut after this many bytes."""
+
+TEXT_GROUP = 4096
+"""Most text files in a part."""
+
+DATA_FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".arrow": "arrow"}
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+_TEXT = """
+.txt .md .rst .tex .text .log .org .adoc .srt .vtt .csv .tsv .html .htm .css .xml .yaml .yml .toml .ini .cfg
+.py .pyi .pyx .pxd .ipynb .c .h .cc .cpp .cxx .hpp .cu .cuh .rs .go .java .kt .scala .js .jsx .mjs .ts .tsx .rb .php .pl .pm
+.lua .r .jl .m .swift .cs .fs .hs .ml .mli .ex .exs .erl .clj .lisp .el .dart .nim .zig .d .f .f90 .asm .s .v .sv .vhd .tcl
+.sh .bash .zsh .ps1 .bat .sql .cmake .proto .vim
+"""
+TEXT_SUFFIXES = frozenset(_TEXT.split())
+"""Files of folders that are read as one text document each."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of the source that one worker reads: whole text files, or one file from `start` to `stop`.
+
+    Attributes:
+        format: "text", "jsonl", "parquet" or "arrow".
+        files: paths; one, unless the format is "text".
+        start: first byte (jsonl), row group (parquet) or record batch (arrow).
+        stop: where it ends; None is the end of the file.
+        size: bytes to read, for progress.
+    """
+
+    format: str
+    files: tuple[str, ...]
+    start: int = 0
+    stop: int | None = None
+    size: int = 0
+
+
+@dataclass(frozen=True)
+class SourceList:
+    """What was found.
+
+    Attributes:
+        parts: pieces to read, in order.
+        files: every file that is read, in order, with its size in bytes and its time of change.
+        ignored: files in folders that are neither data nor known text, counted by suffix.
+    """
+
+    parts: tuple[Part, ...]
+    files: tuple[tuple[str, int, int], ...]
+    ignored: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(size for _, size, _ in self.files)
+
+    def fingerprint(self) -> str:
+        """Digest of names, sizes and times: another one means that the source changed."""
+        digest = hashlib.sha256()
+        for entry in self.files:
+            digest.update(repr(entry).encode())
+        return digest.hexdigest()
+
+
+def find_parts(sources: Sequence[str | Path], include: Sequence[str] = ()) -> SourceList:
+    """Expand files and folders into the parts to read.
+
+    Args:
+        sources: files (read whatever their name: data by suffix, anything else as one text document), folders (walked
+            in sorted order; data files and known text suffixes are read, the rest is counted, hidden files and
+            `__pycache__` are passed over) and folders that `datasets` saved.
+        include: glob patterns that select files in folders, by name or by path below the folder.
+
+    Raises:
+        SourceError: a source that does not exist, a folder with nothing to read, a `DatasetDict` of several splits.
+    """
+    if not sources:
+        raise SourceError("no source was given: name at least one file or folder.")
+    ignored: Counter[str] = Counter()
+    found: list[tuple[str, str]] = []
+    for source in map(Path, sources):
+        before = len(found)
+        if source.is_dir():
+            found += _walk(source, source, tuple(include), ignored)
+            if len(found) == before:
+                raise SourceError(_nothing_message(source, include, ignored))
+        elif source.exists():
+            found.append((str(source), format_of(source) or "text"))
+        else:
+            raise SourceError(f"{source}: no such file or folder. Check the path; patterns are expanded by the shell.")
+    files = tuple((path, *_size_and_time(path)) for path, _ in found)
+    return SourceList(tuple(_cut(found, [size for _, size, _ in files])), files, dict(sorted(ignored.items())))
+
+
+def format_of(path: Path) -> str | None:
+    """The data format that a file name stands for, or None."""
+    suffixes = path.suffixes
+    if suffixes and suffixes[-1].lower() in COMPRESSIONS:
+        suffixes = suffixes[:-1]
+        return "jsonl" if suffixes and DATA_FORMATS.get(suffixes[-1].lower()) == "jsonl" else None
+    return DATA_FORMATS.get(suffixes[-1].lower()) if suffixes else None
+
+
+def compression_of(path: str) -> str | None:
+    """The compression that a file name stands for, or None."""
+    return COMPRESSIONS.get(Path(path).suffix.lower())
+
+
+def _size_and_time(path: str) -> tuple[int, int]:
+    try:
+        status = Path(path).stat()
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be read ({error.strerror}).") from error
+    return status.st_size, status.st_mtime_ns
+
+
+def _walk(root: Path, folder: Path, include: tuple[str, ...], ignored: Counter[str]) -> Iterator[tuple[str, str]]:
+    if (folder / "dataset_dict.json").is_file():
+        yield from _walk(root, _only_split(folder), include, ignored)
+        return
+    if (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file():
+        yield from _saved_dataset(folder)
+        return
+    try:
+        entries = sorted(folder.iterdir(), key=lambda entry: entry.name)
+    except OSError as error:
+        raise SourceError(f"{folder}: the folder cannot be read ({error.strerror}).") from error
+    for entry in entries:
+        if entry.name.startswith(".") or entry.name == "__pycache__":
+            continue
+        if entry.is_dir():
+            yield from _walk(root, entry, include, ignored)
+            continue
+        format_ = format_of(entry) or ("text" if entry.suffix.lower() in TEXT_SUFFIXES or include else None)
+        if format_ is None or not _included(entry, root, include):
+            ignored[entry.suffix or entry.name] += 1
+        else:
+            yield str(entry), format_
+
+
+def _included(path: Path, root: Path, include: tuple[str, ...]) -> bool:
+    below = path.relative_to(root).as_posix()
+    return not include or any(fnmatch(path.name, pattern) or fnmatch(below, pattern) for pattern in include)
+
+
+def _only_split(folder: Path) -> Path:
+    splits = read_json(folder / "dataset_dict.json").get("splits", [])
+    if len(splits) != 1:
+        ways = ", ".join(str(folder / split) for split in splits)
+        raise SourceError(
+            f"{folder}: a DatasetDict of {len(splits)} splits ({', '.join(splits)}); packing them together would mix "
+            f"them. Name the splits that are meant: {ways}."
+        )
+    return folder / str(splits[0])
+
+
+def _saved_dataset(folder: Path) -> Iterator[tuple[str, str]]:
+    state = read_json(folder / "state.json")
+    if state.get("_indices_data_files"):
+        raise SourceError(f"{folder}: the dataset has an index over its rows. Call flatten_indices() and save it again.")
+    for entry in state.get("_data_files", []):
+        path = folder / entry["filename"]
+        if not path.is_file():
+            raise SourceError(f"{path}: missing, but {folder / 'state.json'} lists it. Save or copy the dataset again.")
+        yield str(path), "arrow"
+
+
+def read_json(path: Path) -> dict:
+    """A JSON object from a file of a saved dataset.
+
+    Raises:
+        SourceError: the file cannot be read or is no JSON object.
+    """
+    import json
+
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise SourceError(f"{path}: not readable as JSON ({error}). Save or copy the dataset again.") from error
+    if not isinstance(value, dict):
+        raise SourceError(f"{path}: expected a JSON object, got {type(value).__name__}.")
+    return value
+
+
+def _cut(found: Iterable[tuple[str, str]], sizes: Sequence[int]) -> Iterator[Part]:
+    group: list[str] = []
+    group_size = 0
+    for (path, format_), size in zip(found, sizes, strict=True):
+        if group and (format_ != "text" or len(group) == TEXT_GROUP or group_size + size > PART_BYTES):
+            yield Part("text", tuple(group), size=group_size)
+            group, group_size = [], 0
+        if format_ == "text":
+            group.append(path)
+            group_size += size
+        elif format_ == "jsonl" and compression_of(path) is None and size > PART_BYTES:
+            for start in range(0, size, PART_BYTES):
+                stop = min(start + PART_BYTES, size)
+                yield Part("jsonl", (path,), start, stop, stop - start)
+        elif format_ in ("parquet", "arrow") and size > PART_BYTES:
+            yield from _cut_blocks(path, format_, size)
+        else:
+            yield Part(format_, (path,), size=size)
+    if group:
+        yield Part("text", tuple(group), size=group_size)
+
+
+def _cut_blocks(path: str, format_: str, size: int) -> Iterator[Part]:
+    """Parts of a Parquet or Arrow file, of about equal numbers of row groups or record batches."""
+    from neatpack.data.readers import count_blocks
+
+    blocks = count_blocks(path, format_)
+    parts = max(1, min(blocks, -(-size // PART_BYTES)))
+    for index in range(parts):
+        start, stop = blocks * index // parts, blocks * (index + 1) // parts
+        yield Part(format_, (path,), start, stop, size * (stop - start) // max(blocks, 1))
+
+
+def _nothing_message(folder: Path, include: Sequence[str], ignored: Counter[str]) -> str:
+    passed = ", ".join(f"{count} x {suffix}" for suffix, count in ignored.most_common(5))
+    chosen = f" that match {', '.join(include)}" if include else ""
+    return (
+        f"{folder}: no readable files{chosen} (expected .jsonl, .parquet, .arrow, text or source files, or a saved dataset; "
+        f"found {passed or 'nothing'}). Name files directly, or select them with --include."
+    )
+
+
+def source_names(sources: Sequence[str | Path]) -> list[str]:
+    """The sources as given, for the manifest."""
+    return [os.fspath(source) for source in sources]

@@ -1,0 +1,155 @@
+"""The output folder: shards, the files that make it a `datasets` folder, and a manifest; whole, or not there.
+
+    DIR/data-00000.arrow ...   rows, one shard a packing unit, Arrow IPC streams
+    DIR/state.json, dataset_info.json   what `datasets.load_from_disk` wants
+    DIR/manifest.json          options, source fingerprint, counts, a SHA-256 a shard
+
+Everything is written into DIR.partial, which is renamed to DIR when it is complete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+
+from neatpack.data.tokens import write_json
+from neatpack.errors import StoreError
+
+MANIFEST = "manifest.json"
+MANIFEST_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardRecord:
+    """What a shard holds: its file name, rows, tokens, bytes and SHA-256."""
+
+    file: str
+    rows: int
+    tokens: int
+    bytes: int
+    sha256: str
+
+
+def row_schema(dtype: np.dtype, *, labels: bool) -> pa.Schema:
+    """The schema of packed rows: `input_ids`, `seq_lengths` and, where there are any, `labels`."""
+    fields = [("input_ids", str(dtype)), ("seq_lengths", "int32"), *([("labels", "int32")] if labels else [])]
+    features = json.dumps({"info": {"features": _features(dict(fields))}})
+    schema = pa.schema([(name, pa.list_(pa.from_numpy_dtype(np.dtype(kind)))) for name, kind in fields])
+    return schema.with_metadata({"huggingface": features})
+
+
+def _features(dtypes: dict[str, str]) -> dict[str, Any]:
+    return {name: {"feature": {"dtype": dtype, "_type": "Value"}, "_type": "List"} for name, dtype in dtypes.items()}
+
+
+class _Tee(io.RawIOBase):
+    """A file that hashes what is written to it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.digest = hashlib.sha256()
+        self.size = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        written = self._file.write(data)
+        self.size += written
+        return written
+
+
+def write_shard(path: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> ShardRecord:
+    """Write record batches as one shard: aside, flushed to the disk, then renamed."""
+    aside = path.with_name(f"{path.name}.{os.getpid()}")
+    rows = tokens = 0
+    try:
+        with aside.open("wb") as file:
+            tee = _Tee(file)
+            with pa.PythonFile(tee, "w") as sink, pa.ipc.new_stream(sink, schema) as writer:
+                for batch in batches:
+                    writer.write_batch(batch)
+                    rows += batch.num_rows
+                    tokens += len(batch.column("input_ids").values)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+    return ShardRecord(file=path.name, rows=rows, tokens=tokens, bytes=tee.size, sha256=tee.digest.hexdigest())
+
+
+def write_dataset_files(folder: Path, schema: pa.Schema, shards: list[ShardRecord]) -> None:
+    """Write what makes the folder one that `datasets.load_from_disk` opens."""
+    features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
+    content = hashlib.sha256("".join(shard.sha256 for shard in shards).encode()).hexdigest()
+    state: dict[str, Any] = {
+        "_data_files": [{"filename": shard.file} for shard in shards],
+        "_fingerprint": content[:16],
+        "_format_columns": None,
+        "_format_kwargs": {},
+        "_format_type": None,
+        "_output_all_columns": False,
+        "_split": None,
+    }
+    info = {"citation": "", "description": "", "features": features, "homepage": "", "license": ""}
+    write_json(folder / "dataset_info.json", info)
+    write_json(folder / "state.json", state)
+
+
+def write_manifest(folder: Path, shards: list[ShardRecord], **sections: Any) -> None:
+    """Write `manifest.json`: `sections` (options, source, counts and so on) and the shards."""
+    manifest = {"format": "neatpack", "version": MANIFEST_VERSION, **sections, "shards": [asdict(shard) for shard in shards]}
+    write_json(folder / MANIFEST, manifest)
+
+
+def check_target(out: Path, *, overwrite: bool) -> None:
+    """Refuse an output folder that is there already, unless it may be replaced.
+
+    Raises:
+        StoreError: `out` exists and `overwrite` is off, or it is something that `neatpack pack` did not write.
+    """
+    if not out.exists() and not out.is_symlink():
+        return
+    if not overwrite:
+        raise StoreError(
+            f"{out}: already exists. Choose another --out, or pass --overwrite to replace it when the run is done."
+        )
+    if out.is_dir() and not ((out / MANIFEST).is_file() or not any(out.iterdir())):
+        raise StoreError(
+            f"{out}: exists and was not written by neatpack pack (no {MANIFEST}). Remove it yourself, or choose another."
+        )
+    if not out.is_dir():
+        raise StoreError(f"{out}: exists and is not a folder. Remove it yourself, or choose another --out.")
+
+
+def publish(partial: Path, out: Path) -> None:
+    """Rename the complete folder into place; an old one survives until that moment."""
+    old = None
+    if out.exists():
+        old = out.with_name(f"{out.name}.old.{os.getpid()}")
+        out.rename(old)
+    partial.rename(out)
+    _sync_folder(out.parent)
+    if old is not None:
+        shutil.rmtree(old)
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

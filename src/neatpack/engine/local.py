@@ -1,0 +1,157 @@
+"""Tasks on this machine: in this process, or on N spawned ones. Results come in task order either way.
+
+A worker builds its job once (so a tokenizer is loaded once a process, not once a task), then serves tasks over a pipe.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import signal
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from neatpack.errors import PackError
+
+TaskT = TypeVar("TaskT", contravariant=True)
+ResultT = TypeVar("ResultT", covariant=True)
+T = TypeVar("T")
+R = TypeVar("R")
+
+Tick = Callable[[int], None]
+"""Called with the units of progress made since the last call."""
+
+
+class Job(Protocol, Generic[TaskT, ResultT]):
+    """What a worker does with a task."""
+
+    def __call__(self, task: TaskT, tick: Tick) -> ResultT:
+        """Do the task."""
+
+
+def run_tasks(make_job: Callable[[], Job[T, R]], tasks: Sequence[T], *, workers: int = 1, tick: Tick) -> Iterator[R]:
+    """Run every task and yield the results in task order.
+
+    Args:
+        make_job: builds the job; picklable, and called once in every process that runs tasks.
+        tasks: picklable, independent of each other.
+        workers: processes; with 1 the tasks run in this process.
+        tick: told of progress as it is made, in any order.
+
+    Raises:
+        PackError: a worker process died.
+        Exception: whatever the job raised for the first task, in task order, that failed.
+    """
+    workers = min(workers, len(tasks))
+    if workers <= 1:
+        job = make_job() if tasks else None
+        for task in tasks:
+            assert job is not None
+            yield job(task, tick)
+        return
+    pool = _Pool(make_job, workers)
+    try:
+        yield from pool.run(tasks, tick)
+    finally:
+        pool.close()
+
+
+class _Worker(NamedTuple):
+    process: Any
+    pipe: Connection
+
+
+class _Pool:
+    def __init__(self, make_job: Callable[[], Any], workers: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._workers: list[_Worker] = []
+        for _ in range(workers):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(make_job, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self._workers.append(_Worker(process, ours))
+
+    def run(self, tasks: Sequence[Any], tick: Tick) -> Iterator[Any]:
+        waiting = deque(enumerate(tasks))
+        running: dict[Connection, int] = {}
+        done: dict[int, tuple[str, Any]] = {}
+        for worker in self._workers:
+            _give(worker.pipe, waiting, running)
+        for following in range(len(tasks)):
+            while following not in done:
+                for pipe in wait(list(running)):
+                    assert isinstance(pipe, Connection)
+                    kind, value = self._receive(pipe)
+                    if kind == "tick":
+                        tick(value)
+                        continue
+                    done[running.pop(pipe)] = kind, value
+                    _give(pipe, waiting, running)
+            kind, value = done.pop(following)
+            if kind == "error":
+                raise value
+            yield value
+
+    def _receive(self, pipe: Connection) -> tuple[str, Any]:
+        try:
+            message: tuple[str, Any] = pipe.recv()
+        except (EOFError, ConnectionResetError) as error:
+            worker = next(worker for worker in self._workers if worker.pipe is pipe)
+            worker.process.join(5)
+            raise PackError(
+                f"a worker process ended unexpectedly (exit code {worker.process.exitcode}; -9 is usually a lack of memory). "
+                "Run the same command again, with fewer --workers if memory is short: finished work is kept."
+            ) from error
+        return message
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.process.terminate()
+        for worker in self._workers:
+            worker.process.join()
+            worker.pipe.close()
+
+
+def _give(pipe: Connection, waiting: deque[tuple[int, Any]], running: dict[Connection, int]) -> None:
+    if waiting:
+        index, task = waiting.popleft()
+        pipe.send(task)
+        running[pipe] = index
+
+
+def _serve(make_job: Callable[[], Any], pipe: Connection) -> None:
+    """A worker's life: build the job, then one task after the other until the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
+
+    def tick(amount: int) -> None:
+        pipe.send(("tick", amount))
+
+    job = None
+    while True:
+        try:
+            task = pipe.recv()
+        except EOFError:
+            return
+        try:
+            job = job or make_job()
+            reply = ("result", job(task, tick))
+        except Exception as error:
+            reply = ("error", _portable(error))
+        try:
+            pipe.send(reply)
+        except BrokenPipeError:
+            return
+
+
+def _portable(error: Exception) -> Exception:
+    """The exception itself where it survives a pipe, else one that tells its story."""
+    story = "".join(traceback.format_exception(error))
+    try:
+        copy = pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"a worker failed:\n{story}")
+    return copy if isinstance(copy, PackError) else RuntimeError(f"a worker failed:\n{story}")
