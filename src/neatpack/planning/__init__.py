@@ -9,13 +9,13 @@ import numpy as np
 
 from neatpack.errors import PlanError
 from neatpack.planning.best_fit import plan_best_fit
-from neatpack.planning.bound import fewest_rows
+from neatpack.planning.histogram import count_lengths, fewest_rows
 from neatpack.planning.in_order import plan_next_fit, plan_wrapped
+from neatpack.planning.lengths import check_lengths, fingerprint_lengths
 from neatpack.planning.overflow import POLICIES, apply_overflow
 from neatpack.planning.plan import PackPlan as PackPlan
 from neatpack.planning.plan import PlanCounts as PlanCounts
 from neatpack.planning.plan import Slice as Slice
-from neatpack.planning.plan import check_lengths
 
 Strategy = Literal["best_fit", "in_order", "wrapped"]
 Overflow = Literal["error", "drop", "truncate", "split"]
@@ -31,6 +31,8 @@ def plan_rows(
     strategy: Strategy = "best_fit",
     overflow: Overflow = "error",
     seed: int | None = None,
+    max_docs_per_row: int | None = None,
+    align: int = 1,
 ) -> PackPlan:
     """Plan which documents share a row.
 
@@ -44,6 +46,10 @@ def plan_rows(
             "wrapped" cuts documents wherever a row ends, so there "error" has nothing to refuse and equals "split".
         seed: shuffles the order of the rows, and among documents of one length which of them goes where; the same seed
             gives the same plan. None keeps the planner's own order (best_fit: longest documents first).
+        max_docs_per_row: the most documents (pieces, where they are cut) in one row; kernels with a fixed number of
+            segments need it. "wrapped" fills its rows whatever lies in them, and refuses it.
+        align: round the slot of every document up to a multiple of this many tokens, as context parallelism (twice its
+            size) and 8-bit kernels need; `capacity` must be a multiple too. `plan.slot_starts()` says where slots lie.
 
     Returns:
         The plan. Zero-length documents are placed in no row; they, and what the policy did, are in `plan.counts`.
@@ -56,44 +62,62 @@ def plan_rows(
         >>> [[slice_.doc for slice_ in row] for row in plan]
         [[0, 1], [2, 3, 4]]
     """
-    _check_options(capacity, strategy, overflow, seed)
+    _check_choices(strategy, overflow)
+    capacity = _positive("capacity", capacity, "tokens")
+    align = _positive("align", align, "tokens")
+    check_align(capacity, align)
+    if max_docs_per_row is not None:
+        max_docs_per_row = _positive("max_docs_per_row", max_docs_per_row, "documents")
+        if strategy == "wrapped":
+            raise PlanError("strategy='wrapped' fills every row: choose 'best_fit' or 'in_order' to limit max_docs_per_row.")
     array = check_lengths(lengths)
-    rng = None if seed is None else np.random.default_rng(seed)
+    rng = None if seed is None else np.random.default_rng(_checked_seed(seed))
     if strategy == "wrapped":
-        plan = _wrapped_plan(array, capacity, overflow)
+        plan = _wrapped_plan(array, capacity, overflow, align)
     else:
-        plan = _whole_plan(array, capacity, strategy, overflow, rng)
+        plan = _whole_plan(array, capacity, strategy, overflow, align, max_docs_per_row, rng)
     if rng is not None and strategy != "best_fit":
-        plan = _shuffle_rows(plan, rng)
-    return replace(plan, seed=seed)
+        plan = plan.take_rows(rng.permutation(plan.num_rows))
+    return replace(plan, seed=seed, fingerprint=fingerprint_lengths(array))
 
 
 def _whole_plan(
-    lengths: np.ndarray, capacity: int, strategy: Strategy, overflow: Overflow, rng: np.random.Generator | None
+    lengths: np.ndarray,
+    capacity: int,
+    strategy: Strategy,
+    overflow: Overflow,
+    align: int,
+    max_docs_per_row: int | None,
+    rng: np.random.Generator | None,
 ) -> PackPlan:
     pieces = apply_overflow(lengths, capacity, overflow)
-    histogram = np.bincount(pieces.length, minlength=capacity + 1)
+    # Planned in units of `align`: slots and rows are multiples of it, so nothing is lost by the change of unit.
+    slots = pieces.length if align == 1 else -(-pieces.length // align)
+    units = capacity // align
+    histogram = count_lengths(slots)
     if strategy == "best_fit":
-        rows = plan_best_fit(pieces.length, histogram, capacity, rng)
+        rows = plan_best_fit(slots, histogram, units, max_docs_per_row, rng)
     else:
-        rows = plan_next_fit(pieces.length, capacity)
+        rows = plan_next_fit(slots, units, max_docs_per_row)
     return PackPlan(
         capacity=capacity,
         row_offsets=rows.row_offsets,
-        length=rows.lengths,
+        length=rows.lengths if align == 1 else pieces.length[rows.pieces].astype(np.int32, copy=False),
         start=np.broadcast_to(np.int32(0), rows.pieces.shape) if pieces.start is None else pieces.start[rows.pieces],
         doc=rows.pieces if pieces.doc is None else pieces.doc[rows.pieces],
-        lower_bound=fewest_rows(histogram),
+        lower_bound=fewest_rows(histogram, units, max_docs_per_row),
         counts=pieces.counts,
         strategy=strategy,
         overflow=overflow,
+        align=align,
+        max_docs_per_row=max_docs_per_row,
     )
 
 
-def _wrapped_plan(lengths: np.ndarray, capacity: int, overflow: Overflow) -> PackPlan:
+def _wrapped_plan(lengths: np.ndarray, capacity: int, overflow: Overflow, align: int) -> PackPlan:
     cuts_anyway = overflow in ("error", "split")
     pieces = apply_overflow(lengths, int(lengths.max(initial=1)) if cuts_anyway else capacity, overflow)
-    doc, start, length, row_offsets = plan_wrapped(pieces.length, capacity)
+    doc, start, length, row_offsets = plan_wrapped(pieces.length, capacity, align)
     return PackPlan(
         capacity=capacity,
         row_offsets=row_offsets,
@@ -101,27 +125,38 @@ def _wrapped_plan(lengths: np.ndarray, capacity: int, overflow: Overflow) -> Pac
         start=start,
         doc=doc,
         lower_bound=len(row_offsets) - 1,
-        counts=replace(pieces.counts, split=len(np.unique(doc[start > 0]))),
+        counts=replace(pieces.counts, split=int(np.count_nonzero((doc[1:] == doc[:-1]) & (start[:-1] == 0)))),
         strategy="wrapped",
         overflow=overflow,
+        align=align,
     )
 
 
-def _shuffle_rows(plan: PackPlan, rng: np.random.Generator) -> PackPlan:
-    """The same rows in a random order; slices stay in order within a row."""
-    order = rng.permutation(plan.num_rows)
-    sizes = np.diff(plan.row_offsets)[order]
-    row_offsets = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))
-    take = np.arange(len(plan.doc)) + np.repeat(plan.row_offsets[:-1][order] - row_offsets[:-1], sizes)
-    return replace(plan, row_offsets=row_offsets, doc=plan.doc[take], start=plan.start[take], length=plan.length[take])
+def check_align(capacity: int, align: int) -> None:
+    """Refuse a row that slots of `align` tokens cannot fill."""
+    if capacity % align:
+        below, above = capacity // align * align, -(-capacity // align) * align
+        ways = f"{above}" if not below else f"{below} or {above}"
+        raise PlanError(
+            f"capacity {capacity} is not a multiple of align={align}: a document that fits a row only unaligned would have "
+            f"no slot. Use a capacity of {ways}."
+        )
 
 
-def _check_options(capacity: int, strategy: str, overflow: str, seed: int | None) -> None:
-    if isinstance(capacity, bool) or not isinstance(capacity, int | np.integer) or not 0 < capacity < 2**31:
-        raise PlanError(f"capacity must be a positive number of tokens below 2**31, got {capacity!r}.")
+def _check_choices(strategy: str, overflow: str) -> None:
     if strategy not in STRATEGIES:
         raise PlanError(f"unknown strategy {strategy!r}: choose one of {', '.join(STRATEGIES)}.")
     if overflow not in POLICIES:
         raise PlanError(f"unknown overflow policy {overflow!r}: choose one of {', '.join(POLICIES)}.")
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0):
+
+
+def _positive(name: str, value: object, unit: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 < value < 2**31:
+        raise PlanError(f"{name} must be a positive number of {unit} below 2**31, got {value!r}.")
+    return int(value)
+
+
+def _checked_seed(seed: object) -> int:
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
         raise PlanError(f"seed must be None or an integer of zero or more, got {seed!r}.")
+    return int(seed)

@@ -3,9 +3,10 @@
 Textbook best-fit decreasing takes documents from long to short and puts each into the fullest row that still holds it.
 Lengths are integers up to the capacity C, so documents of one length are placed together: open rows are kept as ranges
 of row numbers by the room they have left, and a range takes as many documents as fit in one step. The work in Python
-depends on C and on the distinct lengths, not on the number of documents. What is left per document is one sort of
-64-bit keys (length and index in one number, so that NumPy's vectorised sort is stable) and one scatter into row order,
-in blocks so that temporaries stay small; the sort takes most of the time and of the memory (8 bytes a document).
+depends on the distinct lengths, not on the number of documents. What is left per document is a sort by length and a
+scatter into row order, both in blocks that stay in the cache: a block is sorted as 32-bit keys (length and place in the
+block in one number, so that NumPy's vectorised sort is stable), and its runs of one length are written behind those of
+the blocks before it. Beyond the plan itself (8 bytes a document) that takes 4 bytes a document.
 """
 
 from __future__ import annotations
@@ -15,13 +16,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from neatpack.planning.histogram import BLOCK, Histogram
 from neatpack.planning.plan import Rows
-
-_BLOCK = 1 << 16
 
 
 class _Range(NamedTuple):
-    """Open rows `first .. first + num`, alike: the same room left, the same number of documents in each."""
+    """Open rows `first .. first + num`, alike: the same room left, the same number of pieces in each."""
 
     first: int
     num: int
@@ -32,7 +32,6 @@ class _Placements(NamedTuple):
     """Pieces from long to short, in runs.
 
     Run `i` is `num[i]` pieces of `length[i]` tokens, one a row from row `first[i]` on, each the `depth[i]`-th of its row.
-
     """
 
     first: np.ndarray
@@ -42,46 +41,65 @@ class _Placements(NamedTuple):
     num_rows: int
 
 
-def plan_best_fit(lengths: np.ndarray, histogram: np.ndarray, capacity: int, rng: np.random.Generator | None) -> Rows:
+def plan_best_fit(
+    lengths: np.ndarray,
+    histogram: Histogram,
+    capacity: int,
+    max_docs_per_row: int | None,
+    rng: np.random.Generator | None,
+) -> Rows:
     """Pack pieces into rows, best-fit decreasing.
 
     Args:
         lengths: `[P]` tokens of each piece, 0 to `capacity`; zeros are placed in no row.
-        histogram: `[capacity + 1]` how many pieces have each length.
+        histogram: how many pieces have each length.
         capacity: tokens a row holds.
+        max_docs_per_row: pieces a row holds; None for as many as fit.
         rng: shuffles ties and the order of rows; None keeps ties in the order given and rows in the order opened.
     """
-    placements = _place(histogram, capacity)
+    placements = _place(histogram, capacity, max_docs_per_row or capacity)
     labels = None if rng is None else rng.permutation(placements.num_rows)
-    order = _longest_first(lengths, capacity, len(lengths) - int(histogram[0]), rng)
+    order = _longest_first(lengths, histogram, rng)
     return _scatter(order, placements, labels)
 
 
-def _longest_first(lengths: np.ndarray, capacity: int, nonempty: int, rng: np.random.Generator | None) -> np.ndarray:
-    """Indices of the non-empty pieces from long to short; ties as given, or shuffled."""
-    ranks = np.arange(len(lengths), dtype=np.uint32)
+def _longest_first(lengths: np.ndarray, histogram: Histogram, rng: np.random.Generator | None) -> np.ndarray:
+    """Indices `[num_pieces] int32` of the non-empty pieces from long to short; ties as given, or shuffled."""
+    shuffled = None
     if rng is not None:
-        rng.shuffle(ranks)
-    keys = np.empty(len(lengths), np.uint64)
-    for begin in range(0, len(lengths), _BLOCK):
-        block = slice(begin, begin + _BLOCK)
-        room_left = (capacity - lengths[block].astype(np.int64)).view(np.uint64)
-        keys[block] = (room_left << np.uint64(32)) | ranks[block]
-    keys.sort()
-    order = keys[:nonempty].astype(np.uint32)
-    if rng is not None:
-        del keys
-        index = np.empty_like(ranks)
-        index[ranks] = np.arange(len(ranks), dtype=np.uint32)
-        order = index[order]
-    return order.view(np.int32)
+        shuffled = np.arange(len(lengths), dtype=np.int32)
+        rng.shuffle(shuffled)
+    longest = int(histogram.lengths[-1]) if len(histogram.lengths) else 0
+    key_type = np.uint32 if longest < 1 << 16 else np.uint64
+    place_in_block = np.arange(BLOCK, dtype=key_type)
+    filled_to = np.cumsum(histogram.counts[::-1])[::-1] - histogram.counts  # per length: its next place in the order
+    order = np.empty(histogram.num_pieces, np.int32)
+    for begin in range(0, len(lengths), BLOCK):
+        block = slice(begin, begin + BLOCK)
+        taken = lengths[block] if shuffled is None else lengths[shuffled[block]]
+        keys = np.subtract(longest, taken, dtype=np.int64).astype(key_type)
+        keys <<= key_type(16)
+        keys |= place_in_block[: len(keys)]
+        keys.sort()
+        by_length = keys >> key_type(16)
+        starts = np.concatenate(([0], np.flatnonzero(by_length[1:] != by_length[:-1]) + 1, [len(keys)]))
+        run_lengths = longest - by_length[starts[:-1]].astype(np.int64)
+        if run_lengths[-1] == 0:  # the empty ones, placed nowhere
+            starts, run_lengths = starts[:-1], run_lengths[:-1]
+        which = np.searchsorted(histogram.lengths, run_lengths)
+        sizes = np.diff(starts)
+        places = np.arange(starts[-1]) + np.repeat(filled_to[which] - starts[:-1], sizes)
+        filled_to[which] += sizes
+        places_in_block = (keys[: starts[-1]] & key_type(BLOCK - 1)).astype(np.int32)
+        order[places] = places_in_block + np.int32(begin) if shuffled is None else shuffled[block][places_in_block]
+    return order
 
 
 class _OpenRows:
     """Rows with room left, as ranges by that room, tightest first."""
 
-    def __init__(self, capacity: int) -> None:
-        self._by_room: list[list[_Range]] = [[] for _ in range(capacity + 1)]
+    def __init__(self) -> None:
+        self._by_room: dict[int, list[_Range]] = {}
         self._rooms: list[int] = []  # sorted: each room that some row has left
 
     def take_tightest(self, length: int) -> tuple[int, _Range] | None:
@@ -90,41 +108,42 @@ class _OpenRows:
         if at == len(self._rooms):
             return None
         room = self._rooms[at]
-        rows = self._by_room[room].pop()
-        if not self._by_room[room]:
-            del self._rooms[at]
+        ranges = self._by_room[room]
+        rows = ranges.pop()
+        if not ranges:
+            del self._rooms[at], self._by_room[room]
         return room, rows
 
     def put(self, rows: _Range, room: int) -> None:
-        """Give rows back with the room they have now; full rows are done with."""
-        if not room:
-            return
-        if not self._by_room[room]:
+        """Give rows back with the room they have now."""
+        if room not in self._by_room:
             insort(self._rooms, room)
+            self._by_room[room] = []
         self._by_room[room].append(rows)
 
 
-def _place(histogram: np.ndarray, capacity: int) -> _Placements:
-    open_rows = _OpenRows(capacity)
+def _place(histogram: Histogram, capacity: int, max_docs_per_row: int) -> _Placements:
+    open_rows = _OpenRows()
     taken: list[int] = []  # flat: first row, rows, depth, pieces a row, their length; again and again
     num_rows = 0
-    for length in (np.flatnonzero(histogram[1:])[::-1] + 1).tolist():
-        left = int(histogram[length])
+    for length, left in zip(histogram.lengths[::-1].tolist(), histogram.counts[::-1].tolist(), strict=True):
         while left:
             found = open_rows.take_tightest(length)
             if found is None:
-                found = capacity, _Range(num_rows, -(-left // (capacity // length)), 0)
+                found = capacity, _Range(num_rows, -(-left // min(capacity // length, max_docs_per_row)), 0)
                 num_rows += found[1].num
             room, rows = found
             # A row that takes one of these stays the tightest, so it takes them until no more fit.
-            per_row = room // length
+            per_row = min(room // length, max_docs_per_row - rows.depth)
             full = min(left // per_row, rows.num)
             rest = left - full * per_row if full < rows.num else 0
             first = rows.first
             for count, fits in ((full, per_row), (int(rest > 0), rest), (rows.num - full - (rest > 0), 0)):
                 if count:
                     taken += (first, count, rows.depth, fits, length)
-                    open_rows.put(_Range(first, count, rows.depth + fits), room - fits * length)
+                    depth, room_left = rows.depth + fits, room - fits * length
+                    if room_left and depth < max_docs_per_row:
+                        open_rows.put(_Range(first, count, depth), room_left)
                     first += count
             left -= full * per_row + rest
     return _one_piece_a_row(np.array(taken, np.int64).reshape(-1, 5), num_rows)
@@ -146,15 +165,15 @@ def _scatter(order: np.ndarray, placements: _Placements, labels: np.ndarray | No
     lengths = np.empty(len(order), np.int32)
     ends = np.cumsum(placements.num)
     starts = ends - placements.num
-    for begin in range(0, len(order), _BLOCK):
-        end = min(begin + _BLOCK, len(order))
+    for begin in range(0, len(order), BLOCK):
+        end = min(begin + BLOCK, len(order))
         low, high = np.searchsorted(ends, (begin, end - 1), side="right")
-        block = slice(low, high + 1)
-        count = np.minimum(ends[block], end) - np.maximum(starts[block], begin)
-        rows = np.arange(begin, end) + np.repeat(placements.first[block] - starts[block], count)
-        slots = row_start[rows] + np.repeat(placements.depth[block], count)
+        runs = slice(low, high + 1)
+        count = np.minimum(ends[runs], end) - np.maximum(starts[runs], begin)
+        rows = np.arange(begin, end) + np.repeat(placements.first[runs] - starts[runs], count)
+        slots = row_start[rows] + np.repeat(placements.depth[runs], count)
         pieces[slots] = order[begin:end]
-        lengths[slots] = np.repeat(placements.length[block], count)
+        lengths[slots] = np.repeat(placements.length[runs], count)
     return Rows(pieces, lengths, row_offsets)
 
 

@@ -63,6 +63,11 @@ def apply_overflow(lengths: np.ndarray, capacity: int, overflow: str) -> Pieces:
 def _split(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Cut every document into full rows and a rest: 121 tokens at capacity 60 become 60, 60, 1."""
     pieces = np.maximum(-(-lengths.astype(np.int64) // capacity), 1)
+    if int(pieces.sum()) >= 2**31:
+        raise PlanError(
+            f"split would cut {len(lengths)} documents into {int(pieces.sum())} pieces of up to {capacity} tokens: a plan "
+            "counts at most 2**31 - 1. Raise the capacity, or plan the documents in parts."
+        )
     first = np.cumsum(pieces) - pieces
     doc = np.repeat(np.arange(len(lengths), dtype=np.int32), pieces)
     start = (np.arange(len(doc)) - np.repeat(first, pieces)) * capacity

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from neatpack.errors import PlanError
+from neatpack.planning.lengths import check_lengths, fingerprint_lengths
+
+_BLOCK = 1 << 13  # rows copied at a time, so that temporaries stay small
 
 
 class Slice(NamedTuple):
@@ -69,6 +72,9 @@ class PackPlan:
         strategy: how the rows were planned.
         overflow: what was done with documents over capacity.
         seed: what shuffled the rows and ties, or None.
+        align: every slice takes a multiple of this many tokens of its row; see `slot_lengths` and `slot_starts`.
+        max_docs_per_row: the most slices that a row may hold, or None.
+        fingerprint: of the lengths given, for `check_source`; empty where they were never all known.
 
     Iterating gives a row at a time, as a list of `Slice`; `plan[r]` gives one row.
     """
@@ -83,6 +89,9 @@ class PackPlan:
     strategy: str
     overflow: str
     seed: int | None = None
+    align: int = 1
+    max_docs_per_row: int | None = None
+    fingerprint: str = ""
 
     @property
     def num_rows(self) -> int:
@@ -102,9 +111,75 @@ class PackPlan:
 
     def row_lengths(self) -> np.ndarray:
         """Tokens in each row, `[R] int64`."""
-        if not self.num_rows:
-            return np.zeros(0, np.int64)
-        return np.add.reduceat(self.length, self.row_offsets[:-1], dtype=np.int64)
+        return self._sum_rows(self.length)
+
+    def slot_lengths(self) -> np.ndarray:
+        """Tokens of its row that each slice takes, `[N] int32`: its length rounded up to a multiple of `align`."""
+        if self.align == 1:
+            return self.length
+        slots: np.ndarray = -(-self.length // self.align) * self.align
+        return slots
+
+    def slot_starts(self) -> np.ndarray:
+        """Where in its row each slice starts, `[N] int32`, a multiple of `align`: copy slice `i` to there.
+
+        Example:
+            >>> plan_rows([3, 2], capacity=8, align=4).slot_starts().tolist()
+            [0, 4]
+        """
+        slots = self.slot_lengths()
+        before = np.cumsum(slots, dtype=np.int64) - slots
+        rows = np.diff(self.row_offsets)
+        starts: np.ndarray = before - np.repeat(before[self.row_offsets[:-1]], rows)
+        return starts.astype(np.int32)
+
+    def take_rows(self, rows: object) -> PackPlan:
+        """The plan with just these rows, in this order: `rows [K]` are row numbers, and may name a row twice.
+
+        `counts`, `lower_bound` and `fingerprint` stay those of the whole plan.
+
+        Raises:
+            IndexError: a row number below zero or past the last row.
+        """
+        order = np.asarray(rows, np.int64)
+        if order.size and not 0 <= order.min() <= order.max() < self.num_rows:
+            raise IndexError(f"rows {order.min()} to {order.max()} of a plan of {self.num_rows} rows")
+        firsts, sizes = self.row_offsets[:-1], np.diff(self.row_offsets)
+        row_offsets = np.concatenate(([0], np.cumsum(sizes[order], dtype=np.int64)))
+        doc, length = (np.empty(row_offsets[-1], column.dtype) for column in (self.doc, self.length))
+        whole = self.start.strides == (0,)
+        start = np.broadcast_to(self.start.dtype.type(0), doc.shape) if whole else np.empty(doc.shape, self.start.dtype)
+        for begin in range(0, len(order), _BLOCK):
+            taken = order[begin : begin + _BLOCK]
+            out = slice(row_offsets[begin], row_offsets[begin + len(taken)])
+            shift = firsts[taken] - row_offsets[begin : begin + len(taken)]
+            take = np.arange(out.start, out.stop) + np.repeat(shift, sizes[taken])
+            doc[out], length[out] = self.doc[take], self.length[take]
+            if not whole:
+                start[out] = self.start[take]
+        return replace(self, row_offsets=row_offsets, doc=doc, start=start, length=length)
+
+    def check_source(self, lengths: object) -> None:
+        """Refuse a source that this plan was not made for.
+
+        Args:
+            lengths: tokens of each document of the source, as for `plan_rows`.
+
+        Raises:
+            PlanError: the plan was made from other lengths, or from lengths that were never all known.
+        """
+        array = check_lengths(lengths)
+        if not self.fingerprint:
+            raise PlanError("this plan carries no fingerprint of its source: make it with plan_rows, which sees all lengths.")
+        planned = f"{self.counts.documents} documents, {self.counts.tokens} tokens, {self.fingerprint}"
+        given = f"{len(array)} documents, {int(array.sum(dtype=np.int64))} tokens, {fingerprint_lengths(array)}"
+        if planned != given:
+            raise PlanError(f"the plan does not fit its source: made for {planned}; got {given}. Plan the rows anew.")
+
+    def _sum_rows(self, values: np.ndarray) -> np.ndarray:
+        """Sums of `values [N]` over each row, `[R]`; 64 bits wide."""
+        sums: np.ndarray = np.add.reduceat(values, self.row_offsets[:-1], dtype=np.result_type(values, np.int64))
+        return sums
 
     def __len__(self) -> int:
         return self.num_rows
@@ -125,25 +200,3 @@ class PackPlan:
             f"PackPlan({self.num_rows} rows of {self.capacity}, {len(self.doc)} slices, "
             f"{self.efficiency:.2%} full, lower bound {self.lower_bound} rows, strategy={self.strategy!r})"
         )
-
-
-def check_lengths(lengths: object) -> np.ndarray:
-    """Return document lengths as a 1-D integer array, copying nothing that already is one.
-
-    Raises:
-        PlanError: not 1-D, not integers, or a negative length.
-    """
-    array = np.asarray(lengths)
-    if array.size == 0 and array.ndim == 1:
-        return np.zeros(0, np.int32)
-    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-        raise PlanError(
-            f"lengths must be a 1-D sequence of integers, one a document; got shape {array.shape} of dtype {array.dtype}. "
-            "Pass [len(ids) for ids in documents]."
-        )
-    if len(array) >= 2**31:
-        raise PlanError(f"{len(array)} documents: a plan counts at most 2**31 - 1. Plan them in parts.")
-    if array.dtype.kind == "i" and int(array.min()) < 0:
-        first = int(np.argmax(array < 0))
-        raise PlanError(f"document {first} has length {int(array[first])}: a length is zero or more tokens.")
-    return array
