@@ -172,3 +172,38 @@ def test_a_batch_comes_whole_out_of_a_data_loader_worker():
     (batch,) = loader
     assert batch["cu_seq_lens_q"].tolist() == [0, 2, 5, 6, 7, 9, 12]
     assert batch["packed_seq_params"].max_seqlen == 3
+
+
+def test_shifted_labels_come_under_their_own_name_and_labels_stay_aligned():
+    batch = PackedCollator(return_shift_labels=True)(ROWS)
+    assert batch["labels"].tolist() == [[-100, 12, -100, 22, 23, -100], [-100, -100, 42, -100, 52, 53]]
+    assert batch["shift_labels"].tolist() == [[12, -100, 22, 23, -100, -100], [-100, 42, -100, 52, 53, -100]]
+    assert batch["shift_labels"].is_contiguous()
+
+
+def test_columns_with_one_number_a_document_come_in_document_order():
+    rows = [{**ROWS[0], "group_ids": [7, 7], "reward": [0.5, 1]}, {**ROWS[1], "group_ids": [8, 8, 9], "reward": [0, 1, 2]}]
+    batch = PackedCollator(document_columns=["group_ids", "reward"])(rows)
+    assert batch["group_ids"].tolist() == [7, 7, 8, 8, 9]
+    assert batch["group_ids"].dtype == torch.int64
+    assert batch["reward"].tolist() == [0.5, 1, 0, 1, 2]
+
+
+def test_an_empty_row_does_not_change_the_dtype_of_a_document_column():
+    rows = [{"input_ids": [], "seq_lengths": [], "group_ids": []}, {**ROWS[0], "group_ids": [7, 7]}]
+    assert PackedCollator(document_columns=["group_ids"])(rows)["group_ids"].tolist() == [7, 7]
+    assert PackedCollator(document_columns=["group_ids"])(rows)["group_ids"].dtype == torch.int64
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ({}, "row 1 of the batch has no group_ids"),
+        ({"group_ids": [1, 2, 3, 4, 5, 6]}, "row 1 of the batch: group_ids must be one number a document, 3 in all"),
+        ({"group_ids": ["a", "b", "c"]}, "group_ids must be one number a document"),
+    ],
+)
+def test_a_document_column_that_does_not_fit_is_refused_with_its_row(column, message):
+    rows = [{**ROWS[0], "group_ids": [7, 7]}, {**ROWS[1], **column}]
+    with pytest.raises(MetadataError, match=message):
+        PackedCollator(document_columns=["group_ids"])(rows)

@@ -22,9 +22,7 @@ import torch
 from neatpack.convert.doc_map import doc_ids_from_seq_lengths, position_ids_from_doc_ids
 from neatpack.errors import MetadataError, MetadataTypeError
 from neatpack.packed_seq import packed_seq_params_from_doc_ids, to_flash_attention_kwargs
-
-IGNORE_INDEX = -100
-"""The label that no loss counts, in torch and in transformers."""
+from neatpack.train.labels import IGNORE_INDEX, shift_within_documents
 
 MASK_COLUMNS = ("loss_mask", "completion_mask", "assistant_masks")
 """Columns of 0 and 1, one a token; a 0 takes the token out of the loss."""
@@ -42,6 +40,10 @@ class PackedCollator:
         pad_to_multiple_of: round the padded length up to a multiple of this (tensor cores, context parallelism).
         return_doc_ids: add the document map `doc_ids [B, S] int64` to the batch.
         return_params: add `packed_seq_params`, the `PackedSeqParams` that the offsets come from.
+        return_shift_labels: add `shift_labels [B, S] int64`, shifted within documents, for losses that do not shift; `labels`
+            stay aligned. transformers' own loss and its count of items take them where they are present.
+        document_columns: columns with one number a document (`group_ids` of preference pairs, class labels, rewards), in
+            the order of `seq_lengths`; each becomes `[num_docs]` in the order of `document_spans`.
         ignore_columns: columns of a row to leave out knowingly; any other unknown column is refused by name.
 
     Calling it with rows (mappings of lists, arrays or tensors) gives, in this order: `input_ids`, `labels` and
@@ -65,6 +67,8 @@ class PackedCollator:
     pad_to_multiple_of: int | None = None
     return_doc_ids: bool = False
     return_params: bool = False
+    return_shift_labels: bool = False
+    document_columns: Collection[str] = ()
     ignore_columns: Collection[str] = ()
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -90,6 +94,10 @@ class PackedCollator:
             batch["doc_ids"] = doc_ids
         if self.return_params:
             batch["packed_seq_params"] = params
+        if self.return_shift_labels:
+            batch["shift_labels"] = shift_within_documents(labels, params)
+        for name in self.document_columns:
+            batch[name] = _document_column(rows, name)
         return batch
 
     def _check_columns(self, index: int, row: Mapping[str, Any]) -> None:
@@ -101,11 +109,13 @@ class PackedCollator:
                 "A Trainer drops the column unless TrainingArguments(remove_unused_columns=False); rows that hold one "
                 "document each say so with seq_lengths=[len(input_ids)]."
             )
-        unknown = [name for name in row if name not in _COLUMNS and name not in self.ignore_columns]
+        known = {*_COLUMNS, *self.document_columns, *self.ignore_columns}
+        unknown = [name for name in row if name not in known]
         if unknown:
             raise MetadataError(
                 f"row {index} of the batch has columns that the collator does not know: {', '.join(unknown)}. "
-                f"Remove them from the dataset, or name them in PackedCollator(ignore_columns=...) to leave them out."
+                f"Remove them from the dataset, or name them in PackedCollator: ignore_columns=... leaves them out, "
+                "document_columns=... carries what has one number a document."
             )
 
     def _padded_length(self, ids: list[np.ndarray]) -> int:
@@ -157,6 +167,25 @@ def _labels(index: int, row: Mapping[str, Any], ids: np.ndarray) -> np.ndarray:
     for mask in masks.values():
         labels[mask == 0] = IGNORE_INDEX
     return labels
+
+
+def _document_column(rows: Sequence[Mapping[str, Any]], name: str) -> torch.Tensor:
+    """One number a document, `[num_docs] int64` or `float32`, row after row."""
+    parts = []
+    for index, row in enumerate(rows):
+        if row.get(name) is None:
+            raise MetadataError(
+                f"row {index} of the batch has no {name}, which document_columns asks for; it has {sorted(row)}."
+            )
+        values, documents = np.asarray(row[name]), len(row["seq_lengths"])
+        if values.shape != (documents,) or values.dtype.kind not in "iubf":
+            raise MetadataError(
+                f"row {index} of the batch: {name} must be one number a document, {documents} in all, got shape "
+                f"{values.shape} of {values.dtype}."
+            )
+        parts += [values] if documents else []  # an empty list has no dtype to go by
+    column = np.concatenate(parts) if parts else np.empty(0, np.int64)
+    return torch.from_numpy(column.astype(np.float32 if column.dtype.kind == "f" else np.int64))
 
 
 def _pad(columns: list[np.ndarray], length: int, fill: int) -> torch.Tensor:
