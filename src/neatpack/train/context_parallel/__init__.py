@@ -1,0 +1,20 @@
+"""Context parallelism for packed batches: one batch's tokens cut over several ranks, its documents whole.
+
+batch [B, S] --index map--> shard [1, T / cp] on each rank --attention fetches the keys it lacks--> gather [B, S]
+"""
+
+from neatpack.train.context_parallel.index_maps import Scheme as Scheme
+from neatpack.train.context_parallel.index_maps import contiguous_indices as contiguous_indices
+from neatpack.train.context_parallel.index_maps import inverse_indices as inverse_indices
+from neatpack.train.context_parallel.index_maps import padding_to as padding_to
+from neatpack.train.context_parallel.index_maps import per_document_zigzag_indices as per_document_zigzag_indices
+from neatpack.train.context_parallel.index_maps import zigzag_indices as zigzag_indices
+from neatpack.train.context_parallel.offsets import llama3_offsets as llama3_offsets
+from neatpack.train.context_parallel.offsets import recurrent_context as recurrent_context
+from neatpack.train.context_parallel.offsets import thd_offsets as thd_offsets
+from neatpack.train.context_parallel.offsets import thd_position_ids as thd_position_ids
+from neatpack.train.context_parallel.offsets import zigzag_ring_offsets as zigzag_ring_offsets
+from neatpack.train.context_parallel.shard import ContextShard as ContextShard
+from neatpack.train.context_parallel.shard import Pieces as Pieces
+from neatpack.train.context_parallel.shard import shard_offsets as shard_offsets
+from neatpack.train.context_parallel.shard import shard_params as shard_params
