@@ -8,10 +8,14 @@ from typing import Literal
 import numpy as np
 
 from neatpack.errors import PlanError
+from neatpack.planning.balance import BalancedPlan as BalancedPlan
+from neatpack.planning.balance import balance_rows as balance_rows
+from neatpack.planning.balance import document_cost as document_cost
 from neatpack.planning.best_fit import plan_best_fit
 from neatpack.planning.histogram import count_lengths, fewest_rows
 from neatpack.planning.in_order import plan_next_fit, plan_wrapped
 from neatpack.planning.lengths import check_lengths, fingerprint_lengths
+from neatpack.planning.options import check_align, check_choice, check_number, check_seed
 from neatpack.planning.overflow import POLICIES, apply_overflow
 from neatpack.planning.plan import PackPlan as PackPlan
 from neatpack.planning.plan import PlanCounts as PlanCounts
@@ -21,7 +25,17 @@ Strategy = Literal["best_fit", "in_order", "wrapped"]
 Overflow = Literal["error", "drop", "truncate", "split"]
 STRATEGIES = ("best_fit", "in_order", "wrapped")
 
-__all__ = ["Overflow", "PackPlan", "PlanCounts", "Slice", "Strategy", "plan_rows"]
+__all__ = [
+    "BalancedPlan",
+    "Overflow",
+    "PackPlan",
+    "PlanCounts",
+    "Slice",
+    "Strategy",
+    "balance_rows",
+    "document_cost",
+    "plan_rows",
+]
 
 
 def plan_rows(
@@ -62,16 +76,17 @@ def plan_rows(
         >>> [[slice_.doc for slice_ in row] for row in plan]
         [[0, 1], [2, 3, 4]]
     """
-    _check_choices(strategy, overflow)
-    capacity = _positive("capacity", capacity, "tokens")
-    align = _positive("align", align, "tokens")
+    check_choice("strategy", strategy, STRATEGIES)
+    check_choice("overflow policy", overflow, POLICIES)
+    capacity = check_number("capacity", capacity, "tokens")
+    align = check_number("align", align, "tokens")
     check_align(capacity, align)
     if max_docs_per_row is not None:
-        max_docs_per_row = _positive("max_docs_per_row", max_docs_per_row, "documents")
+        max_docs_per_row = check_number("max_docs_per_row", max_docs_per_row, "documents")
         if strategy == "wrapped":
             raise PlanError("strategy='wrapped' fills every row: choose 'best_fit' or 'in_order' to limit max_docs_per_row.")
     array = check_lengths(lengths)
-    rng = None if seed is None else np.random.default_rng(_checked_seed(seed))
+    rng = None if seed is None else np.random.default_rng(check_seed(seed))
     if strategy == "wrapped":
         plan = _wrapped_plan(array, capacity, overflow, align)
     else:
@@ -130,33 +145,3 @@ def _wrapped_plan(lengths: np.ndarray, capacity: int, overflow: Overflow, align:
         overflow=overflow,
         align=align,
     )
-
-
-def check_align(capacity: int, align: int) -> None:
-    """Refuse a row that slots of `align` tokens cannot fill."""
-    if capacity % align:
-        below, above = capacity // align * align, -(-capacity // align) * align
-        ways = f"{above}" if not below else f"{below} or {above}"
-        raise PlanError(
-            f"capacity {capacity} is not a multiple of align={align}: a document that fits a row only unaligned would have "
-            f"no slot. Use a capacity of {ways}."
-        )
-
-
-def _check_choices(strategy: str, overflow: str) -> None:
-    if strategy not in STRATEGIES:
-        raise PlanError(f"unknown strategy {strategy!r}: choose one of {', '.join(STRATEGIES)}.")
-    if overflow not in POLICIES:
-        raise PlanError(f"unknown overflow policy {overflow!r}: choose one of {', '.join(POLICIES)}.")
-
-
-def _positive(name: str, value: object, unit: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 < value < 2**31:
-        raise PlanError(f"{name} must be a positive number of {unit} below 2**31, got {value!r}.")
-    return int(value)
-
-
-def _checked_seed(seed: object) -> int:
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-        raise PlanError(f"seed must be None or an integer of zero or more, got {seed!r}.")
-    return int(seed)

@@ -111,7 +111,7 @@ class PackPlan:
 
     def row_lengths(self) -> np.ndarray:
         """Tokens in each row, `[R] int64`."""
-        return self._sum_rows(self.length)
+        return self.sum_rows(self.length)
 
     def slot_lengths(self) -> np.ndarray:
         """Tokens of its row that each slice takes, `[N] int32`: its length rounded up to a multiple of `align`."""
@@ -176,7 +176,7 @@ class PackPlan:
         if planned != given:
             raise PlanError(f"the plan does not fit its source: made for {planned}; got {given}. Plan the rows anew.")
 
-    def _sum_rows(self, values: np.ndarray) -> np.ndarray:
+    def sum_rows(self, values: np.ndarray) -> np.ndarray:
         """Sums of `values [N]` over each row, `[R]`; 64 bits wide."""
         sums: np.ndarray = np.add.reduceat(values, self.row_offsets[:-1], dtype=np.result_type(values, np.int64))
         return sums
