@@ -28,7 +28,7 @@ def qkv(tokens, *, kv_heads=KV_HEADS, value_dim=HEAD_DIM, dtype=torch.float64, s
 
 def same_segment(doc_ids, *, window=None, causal=True):
     """`[B*S, B*S]` bool: the oracle's mask over the flattened batch, where a padding run is a segment like any other."""
-    batch, length = doc_ids.shape
+    length = doc_ids.shape[1]
     ids = torch.where(doc_ids == 0, doc_ids.max() + 1, doc_ids)
     if causal:
         rows = torch.from_numpy(allowed_pairs(ids.numpy(), window=window))

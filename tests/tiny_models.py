@@ -31,7 +31,8 @@ CONFIGS = {
     "mixtral": ("MixtralConfig", {**GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "qwen2_moe": (
         "Qwen2MoeConfig",
-        {**GROUPED, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2,
+        {**GROUPED, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, "num_experts": 4,
+         "num_experts_per_tok": 2,
          "use_sliding_window": True, "sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]},
     ),
     "gpt_oss": (

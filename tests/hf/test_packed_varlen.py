@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from tiny_models import DENSE, DOC_IDS, MIXTURES, documents_of, packed_batch, tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import neatpack.hf
 from neatpack.errors import ContractError
 from neatpack.hf.mask import PackedMask
+from tiny_models import DENSE, DOC_IDS, MIXTURES, documents_of, packed_batch, tiny_model
 
 NAME = neatpack.hf.register()
 TOLERANCE = 1e-5
