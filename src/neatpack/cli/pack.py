@@ -71,6 +71,9 @@ def pack(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an existing output, once the new one is complete.")
     ] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Throw away what an interrupted run left, instead of going on with it.")
+    ] = False,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Count and report bad records instead of stopping.")] = False,
     no_eos: Annotated[bool, typer.Option("--no-eos", help="Do not end documents with the end-of-sequence token.")] = False,
     eos_token: Annotated[
@@ -92,6 +95,7 @@ def pack(
             seq_len,
             workers=workers,
             overwrite=overwrite,
+            restart=restart,
             progress=progress,
             tokenizer=tokenizer,
             text_column=text_column,
@@ -151,13 +155,14 @@ def print_summary(summary: PackSummary, console: Console) -> None:
 def summary_lines(summary: PackSummary) -> list[tuple[str, str, str]]:
     """Name, value and note of every line of the summary table."""
     counts = summary.counts
+    resumed = ", going on with an interrupted run" if summary.resumed else ""
     lines = [
         ("documents", f"{counts.documents:,}", ""),
         ("tokens", f"{counts.tokens:,}", f"{summary.tokens:,} in rows, stored as {summary.dtype}"),
         ("rows", f"{summary.rows:,}", f"of {summary.seq_len:,} tokens at most, in {summary.shards} shard(s)"),
         ("efficiency", f"{summary.efficiency:.2%}", f"lower bound {summary.lower_bound:,} rows"),
         ("padding", f"{summary.padding:,}", "tokens, added when rows are batched; not stored"),
-        ("time", f"{summary.seconds:.2f} s", f"{summary.tokens_per_second / 1e6:,.2f} M tokens/s"),
+        ("time", f"{summary.seconds:.2f} s", f"{summary.tokens_per_second / 1e6:,.2f} M tokens/s{resumed}"),
     ]
     optional = [
         ("split", counts.split, "documents lie in more than one piece"),

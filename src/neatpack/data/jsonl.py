@@ -139,7 +139,13 @@ def _fast(block: bytes, layout: Layout, lines: int) -> dict[str, pa.Array] | Non
     nulls = {name: table[name].null_count for name in known}
     if table.num_rows != lines or any(count != (0 if name in layout.columns else lines) for name, count in nulls.items()):
         return None
-    return {name: table[name].combine_chunks() for name in layout.columns}
+    columns = {name: table[name].combine_chunks() for name in layout.columns}
+    try:
+        for column in columns.values():  # Arrow's reader takes any bytes for text
+            column.validate(full=True)
+    except pa.ArrowException:
+        return None
+    return columns
 
 
 def _slow(block: bytes, layout: Layout, places: Places, problems: Problems) -> Chunk:

@@ -9,10 +9,9 @@ bounded by one packing unit a worker.
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,12 @@ import numpy as np
 
 from neatpack.data.options import PackOptions
 from neatpack.data.sources import SourceList, find_parts, source_names
-from neatpack.data.store import check_target, publish, row_schema, write_dataset_files, write_manifest
+from neatpack.data.store import MANIFEST_VERSION, check_target, row_schema, write_dataset_files, write_manifest
 from neatpack.data.tokenize import load_tokenizer
 from neatpack.data.tokens import PartRecord
 from neatpack.data.work import EXAMPLES, MakePackJob, TokenizeTask, UnitRecord, cut_units, sum_counts
-from neatpack.engine import run_tasks
+from neatpack.data.workplace import Workplace, open_workplace
+from neatpack.engine import LocalEngine
 from neatpack.errors import PlanError, SourceError
 from neatpack.planning import PlanCounts
 
@@ -49,6 +49,7 @@ class PackSummary:
         ignored_columns: columns of the source that are not in the output.
         columns: columns of the output, and `dtype` the one of `input_ids`.
         seconds: wall time.
+        resumed: whether an interrupted run had left work to go on with.
     """
 
     out: str
@@ -65,6 +66,7 @@ class PackSummary:
     columns: tuple[str, ...]
     dtype: str
     seconds: float
+    resumed: bool = False
 
     @property
     def efficiency(self) -> float:
@@ -94,6 +96,7 @@ def pack(
     *,
     workers: int | None = 1,
     overwrite: bool = False,
+    restart: bool = False,
     progress: Progress | None = None,
     **options: Any,
 ) -> PackSummary:
@@ -109,6 +112,8 @@ def pack(
         workers: processes; the output is the same for any number. More than one starts Python afresh for each, so call
             this from under `if __name__ == "__main__":` in a script. None takes as many as the size of the source pays for.
         overwrite: replace a folder that neatpack wrote, once the new one is complete.
+        restart: throw away what an interrupted run of another kind left in the .partial folder beside `out`; an interrupted
+            run of the same kind goes on where it stopped.
         progress: told how far each step is.
         **options: see `neatpack.data.PackOptions`.
 
@@ -125,34 +130,39 @@ def pack(
     given = [sources] if isinstance(sources, str | Path) else list(sources)
     target = Path(out)
     check_target(target, overwrite=overwrite)
-    tokenizer = load_tokenizer(chosen)
+    tokenizer = load_tokenizer(chosen).info
     found = find_parts(given, chosen.include)
-    partial = target.with_name(target.name + ".partial")
-    if partial.exists():
-        shutil.rmtree(partial)
-    work = partial / "work"
-    work.mkdir(parents=True)
+    job = {
+        "version": MANIFEST_VERSION,
+        "options": chosen.to_json(),
+        "source": found.fingerprint(),
+        "tokenizer": asdict(tokenizer),
+    }
     workers = _worth_starting(found) if workers is None else workers
-    run = _Run(chosen, found, partial, work, workers, progress or (lambda step, done, total: None))
-    parts = run.tokenize()
-    units = run.pack(parts)
-    text = any(part.text for part in parts)
-    summary = _summarize(target, chosen, found, parts, units, started)
-    shards = [unit.shard for unit in units if unit.shard]
-    write_dataset_files(partial, row_schema(np.dtype(summary.dtype), labels="labels" in summary.columns), shards)
-    write_manifest(
-        partial,
-        shards,
-        options=chosen.to_json(),
-        source=_describe(given, found),
-        tokenizer=asdict(tokenizer.info) if text else None,
-        counts=_manifest_counts(summary),
-        columns=list(summary.columns),
-        dtype=summary.dtype,
-    )
-    shutil.rmtree(work)
-    publish(partial, target)
-    return summary
+    with open_workplace(target, job, restart=restart) as place:
+        with LocalEngine(MakePackJob(chosen, place.folder, place.work), workers) as engine:
+            run = _Run(chosen, found, place, engine, progress or _no_progress)
+            parts = run.tokenize()
+            units = run.pack(parts)
+        summary = _summarize(target, chosen, found, parts, units, started)
+        shards = [unit.shard for unit in units if unit.shard]
+        write_dataset_files(place.folder, row_schema(np.dtype(summary.dtype), labels="labels" in summary.columns), shards)
+        write_manifest(
+            place.folder,
+            shards,
+            options=chosen.to_json(),
+            source=_describe(given, found),
+            tokenizer=asdict(tokenizer) if any(part.text for part in parts) else None,
+            counts=_manifest_counts(summary),
+            columns=list(summary.columns),
+            dtype=summary.dtype,
+        )
+        place.finish(target)
+    return replace(summary, seconds=time.perf_counter() - started, resumed=place.resumed)
+
+
+def _no_progress(step: str, done: int, total: int) -> None:
+    """Tell nobody."""
 
 
 def _worth_starting(found: SourceList) -> int:
@@ -164,9 +174,8 @@ def _worth_starting(found: SourceList) -> int:
 class _Run:
     options: PackOptions
     found: SourceList
-    partial: Path
-    work: Path
-    workers: int
+    place: Workplace
+    engine: LocalEngine
     progress: Progress
 
     def tokenize(self) -> list[PartRecord]:
@@ -181,8 +190,12 @@ class _Run:
         return parts
 
     def pack(self, parts: list[PartRecord]) -> list[UnitRecord]:
-        tasks = list(cut_units(parts, self.work, self.options.tokens_a_unit))
-        units = list(self._run(tasks, "pack", sum(task.tokens for task in tasks)))
+        tasks = list(cut_units(parts, self.place.work, self.options.tokens_a_unit))
+        units: list[UnitRecord] = []
+        for unit in self._run(tasks, "pack", sum(task.tokens for task in tasks)):
+            units.append(unit)
+            if unit.shard:
+                self.place.flush_later(self.place.folder / unit.shard.file)
         if not any(unit.shard for unit in units):
             raise PlanError(
                 f"every document is longer than {self.options.seq_len} tokens, and overflow='drop' leaves no row. Raise the "
@@ -199,7 +212,7 @@ class _Run:
             self.progress(step, done, total)
 
         self.progress(step, 0, total)
-        return run_tasks(MakePackJob(self.options, self.partial, self.work), tasks, workers=self.workers, tick=tick)
+        return self.engine.run(tasks, tick)
 
 
 def _summarize(

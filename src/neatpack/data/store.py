@@ -71,7 +71,7 @@ class _Tee(io.RawIOBase):
 
 
 def write_shard(path: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> ShardRecord:
-    """Write record batches as one shard: aside, flushed to the disk, then renamed."""
+    """Write record batches as one shard: aside, then renamed."""
     aside = path.with_name(f"{path.name}.{os.getpid()}")
     rows = tokens = 0
     try:
@@ -82,8 +82,6 @@ def write_shard(path: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema
                     writer.write_batch(batch)
                     rows += batch.num_rows
                     tokens += len(batch.column("input_ids").values)
-            file.flush()
-            os.fsync(file.fileno())
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)

@@ -157,6 +157,4 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     with aside.open("w", encoding="utf-8") as file:
         json.dump(value, file, indent=1, sort_keys=True)
         file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
     aside.replace(path)

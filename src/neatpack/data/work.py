@@ -23,6 +23,7 @@ from neatpack.data.sources import Part
 from neatpack.data.store import ShardRecord, row_schema, write_shard
 from neatpack.data.tokenize import Tokenizer, append_eos, load_tokenizer
 from neatpack.data.tokens import PartFiles, PartRecord, PartWriter, narrowest_dtype, write_json
+from neatpack.data.workplace import writing
 from neatpack.planning import PackPlan, PlanCounts, plan_rows
 
 EXAMPLES = 5
@@ -74,13 +75,15 @@ class UnitRecord:
     lower_bound: int
 
     @classmethod
-    def load(cls, path: Path) -> UnitRecord | None:
-        """The record of a finished unit, or None."""
+    def load(cls, path: Path, folder: Path) -> UnitRecord | None:
+        """The record of a finished unit, or None where it is not finished or its shard in `folder` is not whole."""
         try:
             record = json.loads(path.read_bytes())
         except FileNotFoundError:
             return None
         shard = ShardRecord(**record["shard"]) if record["shard"] else None
+        if shard and not _has_size(folder / shard.file, shard.bytes):
+            return None
         return cls(shard, PlanCounts(**record["counts"]), record["lower_bound"])
 
 
@@ -114,13 +117,17 @@ class PackJob:
 
     def __call__(self, task: TokenizeTask | PackTask, tick: Callable[[int], None]) -> PartRecord | UnitRecord:
         """Do a task, unless its record says that it is done."""
+        with writing(self._folder):
+            return self._do(task, tick)
+
+    def _do(self, task: TokenizeTask | PackTask, tick: Callable[[int], None]) -> PartRecord | UnitRecord:
         if isinstance(task, TokenizeTask):
             files = PartFiles(self._work, task.index)
             done = files.load_record() or self._tokenize(task.part, files)
             tick(task.part.size)
             return done
         record_path = self._work / f"unit-{task.index:05d}.json"
-        record = UnitRecord.load(record_path) or self._pack(task, record_path)
+        record = UnitRecord.load(record_path, self._folder) or self._pack(task, record_path)
         tick(task.tokens)
         return record
 
@@ -211,6 +218,13 @@ class PackJob:
                 columns["labels"][window] = ids
             begin = window.stop
         return np.concatenate(lengths), columns
+
+
+def _has_size(path: Path, size: int) -> bool:
+    try:
+        return path.stat().st_size == size
+    except FileNotFoundError:
+        return False
 
 
 def cut_units(parts: Sequence[PartRecord], work: Path, budget: int) -> Iterator[PackTask]:

@@ -12,51 +12,16 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from types import TracebackType
+from typing import Any, NamedTuple
 
 from neatpack.errors import PackError
 
-TaskT = TypeVar("TaskT", contravariant=True)
-ResultT = TypeVar("ResultT", covariant=True)
-T = TypeVar("T")
-R = TypeVar("R")
-
 Tick = Callable[[int], None]
-"""Called with the units of progress made since the last call."""
+"""Called with the progress made since the last call."""
 
-
-class Job(Protocol, Generic[TaskT, ResultT]):
-    """What a worker does with a task."""
-
-    def __call__(self, task: TaskT, tick: Tick) -> ResultT:
-        """Do the task."""
-
-
-def run_tasks(make_job: Callable[[], Job[T, R]], tasks: Sequence[T], *, workers: int = 1, tick: Tick) -> Iterator[R]:
-    """Run every task and yield the results in task order.
-
-    Args:
-        make_job: builds the job; picklable, and called once in every process that runs tasks.
-        tasks: picklable, independent of each other.
-        workers: processes; with 1 the tasks run in this process.
-        tick: told of progress as it is made, in any order.
-
-    Raises:
-        PackError: a worker process died.
-        Exception: whatever the job raised for the first task, in task order, that failed.
-    """
-    workers = min(workers, len(tasks))
-    if workers <= 1:
-        job = make_job() if tasks else None
-        for task in tasks:
-            assert job is not None
-            yield job(task, tick)
-        return
-    pool = _Pool(make_job, workers)
-    try:
-        yield from pool.run(tasks, tick)
-    finally:
-        pool.close()
+Job = Callable[[Any, Tick], Any]
+"""What a worker does with a task: `job(task, tick) -> result`."""
 
 
 class _Worker(NamedTuple):
@@ -64,18 +29,54 @@ class _Worker(NamedTuple):
     pipe: Connection
 
 
-class _Pool:
-    def __init__(self, make_job: Callable[[], Any], workers: int) -> None:
-        context = multiprocessing.get_context("spawn")
+class LocalEngine:
+    """Runs tasks on this machine.
+
+    Args:
+        make_job: builds the job; picklable, and called once in every process that does tasks.
+        workers: processes; with 1 the tasks run in this process.
+
+    Use it as a context manager: leaving the block ends the processes. They start with the first `run` that has several
+    tasks for them, and serve every later one.
+    """
+
+    def __init__(self, make_job: Callable[[], Job], workers: int = 1) -> None:
+        self._make_job = make_job
+        self._wanted = workers
+        self._job: Job | None = None
         self._workers: list[_Worker] = []
-        for _ in range(workers):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(make_job, theirs), daemon=True)
-            process.start()
-            theirs.close()
-            self._workers.append(_Worker(process, ours))
+
+    def __enter__(self) -> LocalEngine:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for worker in self._workers:
+            worker.process.terminate()
+        for worker in self._workers:
+            worker.process.join()
+            worker.pipe.close()
 
     def run(self, tasks: Sequence[Any], tick: Tick) -> Iterator[Any]:
+        """Run every task and yield the results in task order.
+
+        Args:
+            tasks: picklable, independent of each other.
+            tick: told of progress as it is made, in any order.
+
+        Raises:
+            PackError: a worker process died.
+            Exception: whatever the job raised for the first task, in task order, that failed.
+        """
+        if min(self._wanted, len(tasks)) <= 1 and not self._workers:
+            for task in tasks:
+                self._job = self._job or self._make_job()
+                yield self._job(task, tick)
+            return
+        while len(self._workers) < min(self._wanted, len(tasks)):
+            self._workers.append(_start_worker(self._make_job))
+        yield from self._run_on_workers(tasks, tick)
+
+    def _run_on_workers(self, tasks: Sequence[Any], tick: Tick) -> Iterator[Any]:
         waiting = deque(enumerate(tasks))
         running: dict[Connection, int] = {}
         done: dict[int, tuple[str, Any]] = {}
@@ -108,12 +109,14 @@ class _Pool:
             ) from error
         return message
 
-    def close(self) -> None:
-        for worker in self._workers:
-            worker.process.terminate()
-        for worker in self._workers:
-            worker.process.join()
-            worker.pipe.close()
+
+def _start_worker(make_job: Callable[[], Job]) -> _Worker:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(make_job, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    return _Worker(process, ours)
 
 
 def _give(pipe: Connection, waiting: deque[tuple[int, Any]], running: dict[Connection, int]) -> None:
@@ -123,14 +126,14 @@ def _give(pipe: Connection, waiting: deque[tuple[int, Any]], running: dict[Conne
         running[pipe] = index
 
 
-def _serve(make_job: Callable[[], Any], pipe: Connection) -> None:
+def _serve(make_job: Callable[[], Job], pipe: Connection) -> None:
     """A worker's life: build the job, then one task after the other until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
 
     def tick(amount: int) -> None:
         pipe.send(("tick", amount))
 
-    job = None
+    job: Job | None = None
     while True:
         try:
             task = pipe.recv()
@@ -139,6 +142,8 @@ def _serve(make_job: Callable[[], Any], pipe: Connection) -> None:
         try:
             job = job or make_job()
             reply = ("result", job(task, tick))
+        except BrokenPipeError:
+            return  # the parent is gone
         except Exception as error:
             reply = ("error", _portable(error))
         try:

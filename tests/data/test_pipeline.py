@@ -9,6 +9,7 @@ import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
+
 from data.corpora import (
     TEXTS,
     encoded,
@@ -21,7 +22,6 @@ from data.corpora import (
     write_jsonl,
     write_parquet,
 )
-
 from neatpack.data import pack
 from neatpack.errors import PlanError, StoreError
 
