@@ -1,6 +1,7 @@
 """From packed rows to training: the collator, labels, losses and per-document values."""
 
 from neatpack.train.collate import PackedCollator as PackedCollator
+from neatpack.train.cross_entropy import token_cross_entropy as token_cross_entropy
 from neatpack.train.documents import DocumentSpans as DocumentSpans
 from neatpack.train.documents import document_spans as document_spans
 from neatpack.train.documents import pad_documents as pad_documents
@@ -14,20 +15,33 @@ from neatpack.train.labels import count_targets as count_targets
 from neatpack.train.labels import mask_from_spans as mask_from_spans
 from neatpack.train.labels import prediction_targets as prediction_targets
 from neatpack.train.labels import shift_within_documents as shift_within_documents
+from neatpack.train.loss import DocumentLogprobs as DocumentLogprobs
+from neatpack.train.loss import count_items as count_items
+from neatpack.train.loss import document_logprobs as document_logprobs
+from neatpack.train.loss import packed_cross_entropy as packed_cross_entropy
+from neatpack.train.loss import reduce_token_losses as reduce_token_losses
+from neatpack.train.loss import target_weights as target_weights
 
 __all__ = [
     "IGNORE_INDEX",
+    "DocumentLogprobs",
     "DocumentSpans",
     "PackedCollator",
     "aligned_labels",
     "check_labels",
+    "count_items",
     "count_targets",
+    "document_logprobs",
     "document_spans",
     "mask_from_spans",
+    "packed_cross_entropy",
     "pad_documents",
     "pool_documents",
     "prediction_targets",
+    "reduce_token_losses",
     "repack_documents",
     "shift_within_documents",
+    "target_weights",
+    "token_cross_entropy",
     "unpack_documents",
 ]
