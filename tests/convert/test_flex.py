@@ -75,7 +75,7 @@ def test_block_mask_equals_create_block_mask_on_every_packing(block_size, window
     st.one_of(st.none(), st.integers(1, 12)),
     st.booleans(),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_block_mask_equals_create_block_mask_on_any_map(doc_ids, block_size, window, pad_self):
     assert_equal(*both(doc_ids, block_size, window, pad_self))
 
