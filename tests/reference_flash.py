@@ -8,6 +8,7 @@ cached availability probe run once while CUDA is reported available.
 
 import importlib
 import importlib.machinery
+import itertools
 import sys
 import types
 
@@ -47,7 +48,7 @@ def flash_attn_varlen_func(
     if cu_seqlens_q.dtype != torch.int32 or cu_seqlens_k.dtype != torch.int32:
         raise RuntimeError("cu_seqlens_q and cu_seqlens_k must have dtype int32")
     queries, keys = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
-    longest = max((end - start for start, end in zip(queries, queries[1:], strict=False)), default=0)
+    longest = max((end - start for start, end in itertools.pairwise(queries)), default=0)
     if longest > int(max_seqlen_q):
         raise RuntimeError("max_seqlen_q is less than the longest sequence")
     pieces = [torch.full_like(q[: queries[0]], float("nan"))]

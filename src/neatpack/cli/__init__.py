@@ -1,6 +1,7 @@
 """The command line: one command a module, each a thin layer over public functions.
 
 neatpack pack    documents in, packed rows out
+neatpack verify  is a packed folder whole, and does it hold what was packed?
 neatpack audit   does this model keep packed documents apart?
 """
 
@@ -12,7 +13,9 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from neatpack.cli.audit import audit
 from neatpack.cli.pack import pack
+from neatpack.cli.verify import verify
 from neatpack.errors import PackError
 
 app = typer.Typer(
@@ -23,6 +26,8 @@ app = typer.Typer(
 )
 
 app.command("pack")(pack)
+app.command("audit")(audit)
+app.command("verify")(verify)
 
 
 @app.callback()

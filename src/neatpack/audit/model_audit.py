@@ -1,0 +1,167 @@
+"""Audit a model: does it keep packed documents apart, on each attention implementation?"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from neatpack.audit.models import build_small, has_weights, load_checkpoint, load_config
+from neatpack.errors import SourceError
+from neatpack.isolation import IsolationReport, check_isolation
+from neatpack.packed_seq import packed_seq_params_from_doc_ids, to_flash_attention_kwargs
+
+DEFAULT_ATTENTION = ("packed_varlen", "sdpa", "eager")
+
+
+@dataclass(frozen=True)
+class AttentionAudit:
+    """One attention implementation's result: a report, or the reason why there is none.
+
+    Attributes:
+        attention: the implementation's name.
+        report: what the probe measured; None where the model could not be built or refused to run.
+        reason: why there is no report.
+        requested: the caller named this implementation, so that having no report is a failure.
+    """
+
+    attention: str
+    report: IsolationReport | None
+    reason: str | None
+    requested: bool
+
+    @property
+    def verdict(self) -> str:
+        """The report's verdict, or `unsupported`."""
+        return "unsupported" if self.report is None else self.report.verdict
+
+    @property
+    def passed(self) -> bool:
+        """Isolated, or not asked for by name and not available."""
+        return self.report.isolated if self.report is not None else not self.requested
+
+
+@dataclass(frozen=True)
+class ModelAudit:
+    """The results of one model on every implementation tried.
+
+    Attributes:
+        model: where it came from.
+        model_type: the config's.
+        weights: `checkpoint`, or `random` for a small model built from the config.
+        rows: B of the packed batch.
+        row_length: S of the packed batch.
+        seed: of the batch, and of random weights.
+        results: one an implementation, in the order asked for.
+    """
+
+    model: str
+    model_type: str
+    weights: str
+    rows: int
+    row_length: int
+    seed: int
+    results: tuple[AttentionAudit, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Every implementation asked for is isolated, and at least one is."""
+        reports = [result for result in self.results if result.report is not None]
+        return bool(reports) and all(result.passed for result in self.results)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values for JSON."""
+        return {
+            "model": self.model,
+            "model_type": self.model_type,
+            "weights": self.weights,
+            "batch": {"rows": self.rows, "row_length": self.row_length, "seed": self.seed},
+            "passed": self.passed,
+            "results": {
+                result.attention: {
+                    "verdict": result.verdict,
+                    "reason": result.reason,
+                    "report": None if result.report is None else result.report.to_dict(),
+                }
+                for result in self.results
+            },
+        }
+
+
+def audit_model(
+    source: str | Path, *, attention: Sequence[str] = (), row_length: int = 64, rows: int = 2, seed: int = 0
+) -> ModelAudit:
+    """Run the isolation probe on a model, once for each attention implementation.
+
+    The batch is random tokens packed into rows, with everything that `PackedCollator` sends: positions that restart in
+    every document, all four FlashAttentionKwargs, no cache and no attention mask.
+
+    Args:
+        source: a checkpoint folder (its weights are used), a config folder, or a `config.json` (a small random model
+            with the config's traits is built). Nothing is downloaded and no remote code runs.
+        attention: implementations to try; by default `packed_varlen`, `sdpa` and `eager`, where the model has them.
+        row_length: S, tokens a row.
+        rows: B.
+        seed: for the packing, the tokens and random weights.
+
+    Raises:
+        SourceError: no config there, or one that transformers does not know.
+    """
+    if row_length < 8 or rows < 1:
+        raise SourceError(f"an audit needs rows of at least 8 tokens, and one row; got {rows} x {row_length}.")
+    path = Path(source)
+    config = load_config(path)
+    from neatpack.hf import register
+
+    register()
+    weights = "checkpoint" if has_weights(path) else "random"
+    names = tuple(dict.fromkeys(attention)) or DEFAULT_ATTENTION
+    results = []
+    for name in names:
+        try:
+            model = load_checkpoint(path, name) if weights == "checkpoint" else _small(config, name, row_length, seed)
+            batch, doc_ids = packed_batch(_vocabulary(model), rows, row_length, seed)
+            results.append(AttentionAudit(name, check_isolation(model, batch, doc_ids=doc_ids), None, bool(attention)))
+        except Exception as error:  # whatever the model's own code raises is the answer, not a failure of the audit
+            results.append(AttentionAudit(name, None, _reason(error), bool(attention)))
+    return ModelAudit(str(source), config.model_type, weights, rows, row_length, seed, tuple(results))
+
+
+def packed_batch(vocabulary: int, rows: int, row_length: int, seed: int) -> tuple[dict[str, Any], torch.Tensor]:
+    """Random documents packed into rows, the last row padded: the batch `[B, S]`, and its document map."""
+    generator = np.random.default_rng(seed)
+    doc_ids = np.zeros((rows, row_length), np.int64)
+    for row in range(rows):
+        filled = row_length if row < rows - 1 else row_length - row_length // 8
+        cuts = np.sort(generator.choice(np.arange(1, filled), size=min(4, filled - 1), replace=False))
+        doc_ids[row, :filled] = 1 + np.searchsorted(cuts, np.arange(filled), side="right")
+    starts = np.diff(doc_ids, axis=1, prepend=-1) != 0
+    index = np.arange(row_length)
+    positions = index - np.maximum.accumulate(np.where(starts, index, 0), axis=1)
+    ids = torch.from_numpy(doc_ids)
+    batch = {
+        "input_ids": torch.from_numpy(generator.integers(0, vocabulary, doc_ids.shape)),
+        "position_ids": torch.from_numpy(positions),
+        **to_flash_attention_kwargs(packed_seq_params_from_doc_ids(ids)),
+        "use_cache": False,
+    }
+    return batch, ids
+
+
+def _small(config: Any, attention: str, row_length: int, seed: int) -> torch.nn.Module:
+    return build_small(copy.deepcopy(config), attention, row_length=row_length, seed=seed)
+
+
+def _vocabulary(model: torch.nn.Module) -> int:
+    config: Any = model.config
+    return int(config.get_text_config().vocab_size)
+
+
+def _reason(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}".removesuffix(": ")

@@ -1,0 +1,194 @@
+"""Models to audit: a checkpoint with its weights, or a small random model that keeps a config's traits.
+
+A config alone says what the attention does (windows, grouped heads, soft-caps, which layers are of which kind), and that
+is all the audit needs; the sizes only cost time. So sizes shrink and traits stay: one layer of each kind, the ratio of
+query to key/value heads, windows and chunks small enough to bite within a short row.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from neatpack.errors import MissingDependencyError, SourceError
+
+HEAD_DIM = 16
+HEADS = 4
+VOCABULARY = 128
+
+# Sizes, by every name that configs use for them, and the most that a small model has of each.
+_LIMITS = {
+    "intermediate_size": 96,
+    "ffn_dim": 96,
+    "n_inner": 96,
+    "intermediate_size_mlp": 96,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "num_local_experts": 4,
+    "num_experts": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "sliding_window": 8,
+    "attention_chunk_size": 8,
+    "vocab_size_per_layer_input": VOCABULARY,
+    "word_embed_proj_dim": HEADS * HEAD_DIM,
+    # multi-head latent attention
+    "kv_lora_rank": HEAD_DIM,
+    "q_lora_rank": HEAD_DIM,
+    "qk_nope_head_dim": HEAD_DIM,
+    "qk_rope_head_dim": HEAD_DIM // 2,
+    "qk_head_dim": HEAD_DIM + HEAD_DIM // 2,
+    "v_head_dim": HEAD_DIM,
+}
+_TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def load_config(source: Path) -> Any:
+    """Read a transformers config from a folder or a `config.json`.
+
+    Raises:
+        SourceError: there is no config, or transformers does not know it.
+        MissingDependencyError: transformers is not installed.
+    """
+    try:
+        from transformers import AutoConfig
+    except ImportError as error:
+        raise MissingDependencyError("transformers", "neatpack audit", "neatpack[hf]") from error
+    file = source / "config.json" if source.is_dir() else source
+    if not file.is_file():
+        raise SourceError(
+            f"{file} does not exist: expected a config.json, or a folder that holds one. Models are not downloaded; "
+            "fetch the folder first, or write a config with config.save_pretrained(folder)."
+        )
+    try:
+        return AutoConfig.from_pretrained(str(file), trust_remote_code=False)
+    except Exception as error:
+        raise SourceError(f"{file}: transformers cannot read this config: {error}") from error
+
+
+def has_weights(source: Path) -> bool:
+    """Does the folder hold a checkpoint, or only a config?"""
+    patterns = ("*.safetensors", "pytorch_model*.bin")
+    return source.is_dir() and any(next(source.glob(pattern), None) for pattern in patterns)
+
+
+def load_checkpoint(source: Path, attention: str) -> torch.nn.Module:
+    """The model as it was saved, in float32, with the attention implementation asked for."""
+    from transformers import AutoModelForCausalLM
+
+    model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
+        str(source), attn_implementation=attention, dtype=torch.float32, trust_remote_code=False, local_files_only=True
+    )
+    return model
+
+
+def build_small(config: Any, attention: str, *, row_length: int, seed: int = 0) -> torch.nn.Module:
+    """A small random model from `config`, shrunk in place, with weights large enough for attention to matter."""
+    from transformers import AutoModelForCausalLM
+
+    shrink(config, row_length)
+    torch.manual_seed(seed)
+    model: torch.nn.Module = AutoModelForCausalLM.from_config(config, attn_implementation=attention, trust_remote_code=False)
+    scale_weights(model)
+    return model.float()
+
+
+def shrink(config: Any, row_length: int) -> None:
+    """Make the sizes of a config small and leave its traits: in place."""
+    head_ratio = _ratio(config, "num_attention_heads", "num_key_value_heads")
+    rotary = _rotary_dimensions(config)
+    kept = _representative_layers(config)
+    _keep_layers(config, kept)
+    _set(config, "num_attention_heads", HEADS)
+    _set(config, "num_key_value_heads", max(1, HEADS // head_ratio))
+    # latent attention rotates a part of each head, and calls that part's size the head's
+    _set(config, "head_dim", HEAD_DIM // 2 if hasattr(config, "qk_rope_head_dim") else HEAD_DIM)
+    _set(config, "hidden_size", HEADS * HEAD_DIM)
+    _set(config, "vocab_size", VOCABULARY)
+    for name, most in _LIMITS.items():
+        value = getattr(config, name, None)
+        if isinstance(value, int) and value > most:
+            _set(config, name, most)
+    _shrink_state_space(config)
+    longest = getattr(config, "max_position_embeddings", None)
+    if isinstance(longest, int) and longest > 4 * row_length and not rotary:
+        _set(config, "max_position_embeddings", 4 * row_length)
+    _shorten_rotary_factors(config, rotary)
+    for name in _TOKEN_IDS:
+        token = getattr(config, name, None)
+        if isinstance(token, list) or (isinstance(token, int) and token >= VOCABULARY):
+            setattr(config, name, None)
+
+
+def scale_weights(model: torch.nn.Module) -> None:
+    """Give every matrix a spread at which scores, weights and logits are of order one to ten."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=1.5 * math.sqrt(2 / (parameter.shape[-1] + parameter.shape[-2])))
+
+
+def _set(config: Any, name: str, value: int) -> None:
+    if getattr(config, name, None) is not None:
+        setattr(config, name, value)
+
+
+def _ratio(config: Any, many: str, few: str) -> int:
+    heads, key_heads = getattr(config, many, None), getattr(config, few, None)
+    if not isinstance(heads, int) or not isinstance(key_heads, int) or key_heads < 1:
+        return 1
+    # any grouping keeps groups, down to one key head for all queries
+    return HEADS if key_heads == 1 else min(2, heads // key_heads)
+
+
+def _representative_layers(config: Any) -> list[int]:
+    """The first layer of each kind, in order, and at least two layers."""
+    count = int(getattr(config, "num_hidden_layers", 2))
+    kinds = getattr(config, "layer_types", None) or ["same"] * count
+    first = {kind: index for index, kind in reversed(list(enumerate(kinds)))}
+    kept = sorted(first.values())
+    spare = [index for index in range(count) if index not in kept]
+    return sorted(kept + spare[: max(0, 2 - len(kept))])
+
+
+def _keep_layers(config: Any, kept: list[int]) -> None:
+    """Cut the number of layers, and with it every list that has an entry for each."""
+    count = getattr(config, "num_hidden_layers", None)
+    if not isinstance(count, int):
+        return
+    for name, value in list(vars(config).items()):
+        if isinstance(value, list) and len(value) == count and name != "architectures":
+            setattr(config, name, [value[index] for index in kept])
+    config.num_hidden_layers = len(kept)
+
+
+def _shrink_state_space(config: Any) -> None:
+    """Mamba heads: their number times their size is the expanded hidden size."""
+    for expand, heads, size in (("expand", "num_heads", "head_dim"), ("mamba_expand", "mamba_n_heads", "mamba_d_head")):
+        if isinstance(getattr(config, expand, None), int) and isinstance(getattr(config, heads, None), int):
+            setattr(config, size, HEAD_DIM)
+            setattr(config, heads, getattr(config, expand) * HEADS)
+
+
+def _rotary_dimensions(config: Any) -> int:
+    """How many entries a per-frequency list has: 0 where the config holds none."""
+    factors = [value for key, value in _rope(config).items() if key.endswith("_factor") and isinstance(value, list)]
+    return max((len(value) for value in factors), default=0)
+
+
+def _shorten_rotary_factors(config: Any, entries: int) -> None:
+    """Per-frequency factors (long RoPE) have an entry for every pair of rotated dimensions."""
+    if not entries:
+        return
+    rope = _rope(config)
+    wanted = int(HEAD_DIM * rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", 1.0))) // 2
+    for key, value in rope.items():
+        if key.endswith("_factor") and isinstance(value, list):
+            rope[key] = [value[index * len(value) // wanted] for index in range(wanted)]
+
+
+def _rope(config: Any) -> dict[str, Any]:
+    return getattr(config, "rope_parameters", None) or {}
