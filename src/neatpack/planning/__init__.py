@@ -17,12 +17,13 @@ from neatpack.planning.in_order import plan_next_fit, plan_wrapped
 from neatpack.planning.lengths import check_lengths, fingerprint_lengths
 from neatpack.planning.options import check_align, check_choice, check_number, check_seed
 from neatpack.planning.overflow import POLICIES, apply_overflow
+from neatpack.planning.overflow import Overflow as Overflow
 from neatpack.planning.plan import PackPlan as PackPlan
 from neatpack.planning.plan import PlanCounts as PlanCounts
 from neatpack.planning.plan import Slice as Slice
+from neatpack.planning.stream import StreamPlanner as StreamPlanner
 
 Strategy = Literal["best_fit", "in_order", "wrapped"]
-Overflow = Literal["error", "drop", "truncate", "split"]
 STRATEGIES = ("best_fit", "in_order", "wrapped")
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "PlanCounts",
     "Slice",
     "Strategy",
+    "StreamPlanner",
     "balance_rows",
     "document_cost",
     "plan_rows",

@@ -12,8 +12,12 @@ _MAX_DOCUMENTS = 2**31 - 1
 _BLOCK = 1 << 16
 
 
-def check_lengths(lengths: object) -> np.ndarray:
+def check_lengths(lengths: object, first_doc: int = 0) -> np.ndarray:
     """Return document lengths as a 1-D integer array, copying nothing that already is one.
+
+    Args:
+        lengths: what the user gave.
+        first_doc: what messages call the first document.
 
     Raises:
         PlanError: not 1-D, not integers, a negative length, or more documents or tokens than a plan counts.
@@ -28,11 +32,11 @@ def check_lengths(lengths: object) -> np.ndarray:
         raise PlanError(f"{len(array)} documents: a plan counts at most 2**31 - 1. Plan them in parts.")
     if array.dtype.kind == "i" and int(array.min()) < 0:
         first = int(np.argmax(array < 0))
-        raise PlanError(f"document {first} has length {int(array[first])}: a length is zero or more tokens.")
+        raise PlanError(f"document {first_doc + first} has length {int(array[first])}: a length is zero or more tokens.")
     longest = int(array.max())
     if longest * len(array) >= 2**63:
         raise PlanError(
-            f"document {int(array.argmax())} of {len(array)} has length {longest}: a plan counts fewer than 2**63 tokens. "
+            f"document {first_doc + int(array.argmax())} has length {longest}: a plan counts fewer than 2**63 tokens. "
             "Check that lengths are tokens, not bytes or ids."
         )
     # Mixed with signed numbers, NumPy's uint64 turns into floats; below 2**63 the bits are those of int64.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from neatpack.errors import PlanError
 from neatpack.planning.plan import PlanCounts
 
+Overflow = Literal["error", "drop", "truncate", "split"]
 POLICIES = ("error", "drop", "truncate", "split")
 
 
@@ -29,8 +31,14 @@ class Pieces:
     counts: PlanCounts
 
 
-def apply_overflow(lengths: np.ndarray, capacity: int, overflow: str) -> Pieces:
+def apply_overflow(lengths: np.ndarray, capacity: int, overflow: Overflow, first_doc: int = 0) -> Pieces:
     """Turn document lengths into pieces that fit a row, under the policy the user chose.
+
+    Args:
+        lengths: checked lengths.
+        capacity: tokens a piece may have.
+        overflow: the policy.
+        first_doc: what the message calls the first document.
 
     Raises:
         PlanError: a document is longer than `capacity` and the policy is "error"; names the first such documents.
@@ -45,7 +53,7 @@ def apply_overflow(lengths: np.ndarray, capacity: int, overflow: str) -> Pieces:
     too_long = np.flatnonzero(lengths > capacity)
     excess = int((lengths[too_long].astype(np.int64) - capacity).sum())
     if overflow == "error":
-        raise PlanError(_too_long_message(lengths, too_long, capacity))
+        raise PlanError(_too_long_message(lengths, too_long, capacity, first_doc))
     if overflow == "drop":
         kept = lengths.copy()
         kept[too_long] = 0
@@ -75,8 +83,8 @@ def _split(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray, 
     return doc, start, length
 
 
-def _too_long_message(lengths: np.ndarray, too_long: np.ndarray, capacity: int) -> str:
-    shown = ", ".join(f"document {i} ({int(lengths[i])} tokens)" for i in too_long[:5].tolist())
+def _too_long_message(lengths: np.ndarray, too_long: np.ndarray, capacity: int, first_doc: int) -> str:
+    shown = ", ".join(f"document {first_doc + i} ({int(lengths[i])} tokens)" for i in too_long[:5].tolist())
     more = f" and {len(too_long) - 5} more" if len(too_long) > 5 else ""
     return (
         f"{len(too_long)} of {len(lengths)} documents are longer than the row capacity of {capacity} tokens: {shown}{more}. "

@@ -1,0 +1,239 @@
+"""Rows from a stream of documents, in bounded memory: best fit over a window of documents and a window of rows.
+
+Documents wait until `lookahead` of them are there; then all are placed, from long to short, each into the fullest open
+row that holds it. A full row is finished; one open row too many finishes the fullest. What is open at the end is taken
+apart and planned anew, so that the end of a stream costs no fill. At the defaults that comes within 0.4 % of the rows that
+a plan with all lengths in hand needs on uniform lengths, and closer on skewed ones. Cost: a sort, two bisections and a few
+dictionary steps of Python a document, about two microseconds; NumPy has nothing to add, since every placement depends on
+the one before.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from itertools import pairwise
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+
+from neatpack.errors import PlanError
+from neatpack.planning.best_fit import plan_best_fit
+from neatpack.planning.histogram import count_lengths
+from neatpack.planning.lengths import check_lengths
+from neatpack.planning.options import check_align, check_choice, check_number
+from neatpack.planning.overflow import POLICIES, Overflow, apply_overflow
+from neatpack.planning.plan import PlanCounts, Slice
+
+Row = list[Slice]
+
+_STATE_VERSION = 1
+_length = itemgetter(2)
+
+
+class StreamPlanner:
+    """Plan rows while documents arrive; `Slice.doc` counts documents from the first one added.
+
+    The rows depend on the documents and the options alone: not on whether they came one at a time, in chunks, or before
+    and after a checkpoint.
+
+    Args:
+        capacity: tokens a row can hold.
+        open_rows: unfinished rows kept; more of them fill better and hold documents back longer.
+        lookahead: documents gathered before they are placed, longest first; 1 places each as it comes.
+        overflow: what to do with a document longer than `capacity`, as in `plan_rows`.
+        max_docs_per_row: the most documents (pieces, where they are cut) in one row.
+        align: round the slot of every document up to a multiple of this many tokens, as in `plan_rows`.
+
+    Raises:
+        PlanError: options that mean nothing.
+
+    Example:
+        >>> planner = StreamPlanner(capacity=8, lookahead=2)
+        >>> planner.extend([5, 4, 3])
+        []
+        >>> [[slice_.doc for slice_ in row] for row in planner.flush()]
+        [[0, 2], [1]]
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        open_rows: int = 1024,
+        lookahead: int = 1024,
+        overflow: Overflow = "error",
+        max_docs_per_row: int | None = None,
+        align: int = 1,
+    ) -> None:
+        self._capacity = check_number("capacity", capacity, "tokens")
+        self._open_limit = check_number("open_rows", open_rows, "rows")
+        self._lookahead = check_number("lookahead", lookahead, "documents")
+        check_choice("overflow policy", overflow, POLICIES)
+        self._overflow = overflow
+        self._max_docs = None if max_docs_per_row is None else check_number("max_docs_per_row", max_docs_per_row, "documents")
+        self._align = check_number("align", align, "tokens")
+        check_align(self._capacity, self._align)
+        self._counts = asdict(PlanCounts())
+        self._forget()
+
+    def _forget(self) -> None:
+        self._waiting: list[Slice] = []
+        self._rooms: list[int] = []  # sorted: each room, in units of `align`, that some open row has left
+        self._rows_by_room: dict[int, list[Row]] = {}
+        self._num_open = 0
+
+    @property
+    def counts(self) -> PlanCounts:
+        """What became of the documents so far; `counts.documents` is where to go on after `load_state_dict`."""
+        return PlanCounts(**self._counts)
+
+    def add(self, length: int) -> list[Row]:
+        """Take one document of `length` tokens; return the rows that this finished, mostly none.
+
+        Raises:
+            PlanError: a length that is none, or over the capacity under `overflow="error"`; the document is not taken.
+        """
+        if type(length) is not int or not 0 < length <= self._capacity:
+            return self.extend([length])
+        self._waiting.append(Slice(self._counts["documents"], 0, length))
+        self._counts["documents"] += 1
+        self._counts["tokens"] += length
+        return self._place_waiting() if len(self._waiting) == self._lookahead else []
+
+    def extend(self, lengths: object) -> list[Row]:
+        """Take a chunk of documents, a 1-D sequence or array of lengths; return the rows that this finished.
+
+        Raises:
+            PlanError: lengths that are none, or over the capacity under `overflow="error"`; nothing of the chunk is taken.
+        """
+        first = self._counts["documents"]
+        pieces = apply_overflow(check_lengths(lengths, first), self._capacity, self._overflow, first)
+        for name, count in asdict(pieces.counts).items():
+            self._counts[name] += count
+        placed = np.flatnonzero(pieces.length)
+        docs = (placed if pieces.doc is None else pieces.doc[placed].astype(np.int64)) + first
+        starts = np.zeros_like(placed) if pieces.start is None else pieces.start[placed]
+        slices = list(map(Slice, docs.tolist(), starts.tolist(), pieces.length[placed].tolist()))
+        finished: list[Row] = []
+        begin = 0
+        while begin < len(slices):
+            end = begin + self._lookahead - len(self._waiting)
+            self._waiting += slices[begin:end]
+            begin = end
+            if len(self._waiting) == self._lookahead:
+                finished += self._place_waiting()
+        return finished
+
+    def flush(self) -> list[Row]:
+        """Finish every row. Further documents start new ones; their numbers go on."""
+        left = [*(slice_ for row in self._open_rows() for slice_ in row), *self._waiting]
+        self._forget()
+        slots = -(-np.array([slice_.length for slice_ in left], np.int64) // self._align)
+        rows = plan_best_fit(slots, count_lengths(slots), self._capacity // self._align, self._max_docs, None)
+        pieces, offsets = rows.pieces.tolist(), rows.row_offsets.tolist()
+        return [[left[piece] for piece in pieces[a:b]] for a, b in pairwise(offsets)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on elsewhere, in numbers, strings and lists that JSON can hold."""
+        return {
+            "version": _STATE_VERSION,
+            "options": self._options(),
+            "counts": dict(self._counts),
+            "waiting": [list(slice_) for slice_ in self._waiting],
+            "open_rows": [[list(slice_) for slice_ in row] for row in self._open_rows()],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state that `state_dict` gave; the rows to come are those of a planner that never stopped.
+
+        Raises:
+            PlanError: no such state, or that of a planner with other options.
+        """
+        try:
+            version, options = state["version"], dict(state["options"])
+            self._check_state(version, options)
+            counts = PlanCounts(**state["counts"])
+            waiting = [Slice(*slice_) for slice_ in state["waiting"]]
+            rows = [[Slice(*slice_) for slice_ in row] for row in state["open_rows"]]
+            rooms = [self._room(row) for row in rows]
+        except (KeyError, TypeError) as error:
+            raise PlanError(f"this is no state of a StreamPlanner: {error!r}. Pass what state_dict() returned.") from error
+        if len(waiting) >= self._lookahead or len(rows) > self._open_limit or min(rooms, default=1) <= 0:
+            raise PlanError("this is no state of a StreamPlanner: it holds more than its own options allow.")
+        self._counts = asdict(counts)
+        self._forget()
+        self._waiting = waiting
+        for row, room in zip(rows, rooms, strict=True):
+            self._keep_open(row, room)
+        self._num_open = len(rows)
+
+    def _check_state(self, version: object, options: dict[str, Any]) -> None:
+        if version != _STATE_VERSION:
+            raise PlanError(f"a planner state of version {version!r}; this release reads version {_STATE_VERSION}.")
+        mine = self._options()
+        differing = [f"{name}={options.get(name)!r}" for name in {**mine, **options} if options.get(name) != mine.get(name)]
+        if differing:
+            raise PlanError(f"the state is that of a planner with {', '.join(differing)}: make this one with the same.")
+
+    def _room(self, row: Row) -> int:
+        """Room that a row has left, in units of `align`."""
+        return self._capacity // self._align - sum(-(-slice_.length // self._align) for slice_ in row)
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "capacity": self._capacity,
+            "open_rows": self._open_limit,
+            "lookahead": self._lookahead,
+            "overflow": self._overflow,
+            "max_docs_per_row": self._max_docs,
+            "align": self._align,
+        }
+
+    def _open_rows(self) -> Iterator[Row]:
+        """Open rows, fullest first, in the order that `_keep_open` needs to put them back as they were."""
+        return (row for room in self._rooms for row in self._rows_by_room[room])
+
+    def _keep_open(self, row: Row, room: int) -> None:
+        rows = self._rows_by_room.get(room)
+        if rows is None:
+            self._rows_by_room[room] = [row]
+            insort(self._rooms, room)
+        else:
+            rows.append(row)
+
+    def _take_open(self, at: int) -> tuple[int, Row]:
+        """Remove and return a row with the `at`-th smallest room."""
+        room = self._rooms[at]
+        rows = self._rows_by_room[room]
+        row = rows.pop()
+        if not rows:
+            del self._rooms[at], self._rows_by_room[room]
+        return room, row
+
+    def _place_waiting(self) -> list[Row]:
+        """Best fit, longest first, of all that waits; returns the rows that were finished."""
+        finished: list[Row] = []
+        align, max_docs = self._align, self._max_docs
+        self._waiting.sort(key=_length, reverse=True)
+        for slice_ in self._waiting:
+            slot = -(-slice_.length // align)
+            at = bisect_left(self._rooms, slot)
+            if at < len(self._rooms):
+                room, row = self._take_open(at)
+                row.append(slice_)
+            else:
+                if self._num_open == self._open_limit:
+                    finished.append(self._take_open(0)[1])
+                    self._num_open -= 1
+                room, row = self._capacity // align, [slice_]
+                self._num_open += 1
+            if room == slot or len(row) == max_docs:
+                finished.append(row)
+                self._num_open -= 1
+            else:
+                self._keep_open(row, room - slot)
+        self._waiting.clear()
+        return finished
