@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from data.corpora import encoded, pieces, same_documents, write_arrow, write_jsonl, write_parquet
 
+from data.corpora import encoded, pieces, same_documents, write_arrow, write_jsonl, write_parquet
 from neatpack.data import pack
 from neatpack.errors import SourceError
 
@@ -214,7 +214,7 @@ def test_a_folder_with_nothing_to_read_says_what_it_has(tmp_path):
 
 def test_a_source_of_empty_documents_has_nothing_to_pack(tmp_path):
     source = write_jsonl(tmp_path / "a.jsonl", [{"text": ""}] * 3)
-    with pytest.raises(SourceError, match="nothing to pack: 1 files .* hold 3 documents, all of them empty"):
+    with pytest.raises(SourceError, match=r"nothing to pack: 1 files .* hold 3 documents, all of them empty"):
         pack(source, tmp_path / "out", 8)
 
 

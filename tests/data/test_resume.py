@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
+
 from data.corpora import random_ids, same_documents
 from data.test_pipeline import folder_bytes, write_ids
-
 from neatpack.data import pack
 from neatpack.errors import StoreError
 

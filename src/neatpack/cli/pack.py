@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from neatpack.cli.progress import progress_bar
 from neatpack.data import PackSummary
-from neatpack.data.pack import Progress as ProgressCallback
 from neatpack.data.pack import pack as pack_documents
 
 
@@ -88,7 +85,7 @@ def pack(
     json_output: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Pack documents into rows that a trainer can read, with their boundaries."""
-    with _progress() as progress:
+    with progress_bar() as progress:
         summary = pack_documents(
             sources,
             out,
@@ -113,27 +110,6 @@ def pack(
         sys.stdout.write(json.dumps(summary.to_json(), indent=1) + "\n")
     else:
         print_summary(summary, Console())
-
-
-@contextmanager
-def _progress() -> Iterator[ProgressCallback | None]:
-    """A progress bar on stderr, where that is a terminal."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    columns = (TextColumn("{task.description:>9}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[speed]}"))
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
-        tasks: dict[str, TaskID] = {}
-
-        def update(step: str, done: int, total: int) -> None:
-            if step not in tasks:
-                tasks[step] = bar.add_task(step, speed="")
-            unit = "MB/s" if step == "tokenise" else "Mtok/s"
-            speed = bar.tasks[tasks[step]].speed
-            bar.update(tasks[step], completed=done, total=total, speed=f"{speed / 1e6:.1f} {unit}" if speed else "")
-
-        yield update
 
 
 def print_summary(summary: PackSummary, console: Console) -> None:

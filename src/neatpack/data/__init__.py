@@ -4,11 +4,14 @@ sources   which files, in which order and pieces        columns   Arrow columns 
 readers   text, Parquet and Arrow; jsonl   JSON Lines    tokenize  text to ids
 tokens    token files between the two steps             rows      the gather
 work      the units of work                             store     shards, manifest, the atomic finish
+workplace the folder of an unfinished run               verify    is a packed folder right? by the hash in content
 pack      the pipeline: start reading here
 """
 
 from neatpack.data.options import PackOptions as PackOptions
 from neatpack.data.pack import PackSummary as PackSummary
 from neatpack.data.pack import pack as pack
+from neatpack.data.verify import VerifyReport as VerifyReport
+from neatpack.data.verify import verify as verify
 
-__all__ = ["PackOptions", "PackSummary", "pack"]
+__all__ = ["PackOptions", "PackSummary", "VerifyReport", "pack", "verify"]

@@ -19,7 +19,14 @@ import numpy as np
 
 from neatpack.data.options import PackOptions
 from neatpack.data.sources import SourceList, find_parts, source_names
-from neatpack.data.store import MANIFEST_VERSION, check_target, row_schema, write_dataset_files, write_manifest
+from neatpack.data.store import (
+    MANIFEST_VERSION,
+    check_target,
+    describe_content,
+    row_schema,
+    write_dataset_files,
+    write_manifest,
+)
 from neatpack.data.tokenize import load_tokenizer
 from neatpack.data.tokens import PartRecord
 from neatpack.data.work import EXAMPLES, MakePackJob, TokenizeTask, UnitRecord, cut_units, sum_counts
@@ -154,6 +161,9 @@ def pack(
             source=_describe(given, found),
             tokenizer=asdict(tokenizer) if any(part.text for part in parts) else None,
             counts=_manifest_counts(summary),
+            content=describe_content(
+                sum(part.content for part in parts), sum(part.pieces for part in parts), wrapped=chosen.strategy == "wrapped"
+            ),
             columns=list(summary.columns),
             dtype=summary.dtype,
         )

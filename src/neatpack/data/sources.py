@@ -148,6 +148,8 @@ def _walk(root: Path, folder: Path, include: tuple[str, ...], ignored: Counter[s
         if entry.name.startswith(".") or entry.name == "__pycache__":
             continue
         if entry.is_dir():
+            if entry.is_symlink() and entry.resolve() in (folder.resolve(), *folder.resolve().parents):
+                continue  # a link to where we are
             yield from _walk(root, entry, include, ignored)
             continue
         format_ = format_of(entry) or ("text" if entry.suffix.lower() in TEXT_SUFFIXES or include else None)

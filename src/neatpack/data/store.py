@@ -112,6 +112,11 @@ def write_manifest(folder: Path, shards: list[ShardRecord], **sections: Any) -> 
     write_json(folder / MANIFEST, manifest)
 
 
+def describe_content(total: int, pieces: int, *, wrapped: bool) -> dict[str, Any]:
+    """The manifest's record of the content hash: over pieces of documents, or over tokens where rows cut documents anywhere."""
+    return {"of": "tokens" if wrapped else "pieces", "count": pieces, "hash": f"{total % 2**64:016x}"}
+
+
 def check_target(out: Path, *, overwrite: bool) -> None:
     """Refuse an output folder that is there already, unless it may be replaced.
 

@@ -41,6 +41,7 @@ class PartRecord:
         text: whether the tokens come from text, by the tokenizer.
         skipped: records left out, by reason, and `examples` the first message for each.
         ignored_columns: columns of the source that are not carried.
+        content: order-free hash of what the rows must hold of the documents, and `pieces` how many pieces that is.
         too_long: documents longer than a row, where that is an error, and `too_long_examples` the first few by place.
     """
 
@@ -52,6 +53,8 @@ class PartRecord:
     skipped: dict[str, int] = field(default_factory=dict)
     examples: dict[str, str] = field(default_factory=dict)
     ignored_columns: list[str] = field(default_factory=list)
+    content: int = 0
+    pieces: int = 0
     too_long: int = 0
     too_long_examples: list[str] = field(default_factory=list)
 

@@ -10,18 +10,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
-from neatpack.data.columns import Documents, checked_ids, checked_text
+from neatpack.data.columns import Documents
+from neatpack.data.content import ContentHash, expected_pieces
+from neatpack.data.documents import DocumentReader
 from neatpack.data.options import PackOptions
-from neatpack.data.readers import read_part
-from neatpack.data.records import Chunk, Problems
+from neatpack.data.records import Problems
 from neatpack.data.rows import row_batches
 from neatpack.data.sources import Part
 from neatpack.data.store import ShardRecord, row_schema, write_shard
-from neatpack.data.tokenize import Tokenizer, append_eos, load_tokenizer
 from neatpack.data.tokens import PartFiles, PartRecord, PartWriter, narrowest_dtype, write_json
 from neatpack.data.workplace import writing
 from neatpack.planning import PackPlan, PlanCounts, plan_rows
@@ -107,13 +108,13 @@ class MakePackJob:
 
 
 class PackJob:
-    """Does tasks; the tokenizer is loaded when the first text arrives, and kept."""
+    """Does tasks."""
 
     def __init__(self, options: PackOptions, folder: Path, work: Path) -> None:
         self._options = options
         self._folder = folder
         self._work = work
-        self._tokenizer: Tokenizer | None = None
+        self._reader = DocumentReader(options)
 
     def __call__(self, task: TokenizeTask | PackTask, tick: Callable[[int], None]) -> PartRecord | UnitRecord:
         """Do a task, unless its record says that it is done."""
@@ -131,43 +132,28 @@ class PackJob:
         tick(task.tokens)
         return record
 
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the options."""
-        if self._tokenizer is None:
-            self._tokenizer = load_tokenizer(self._options)
-        return self._tokenizer
-
     def _tokenize(self, part: Part, files: PartFiles) -> PartRecord:
         options = self._options
         problems = Problems(options.skip_bad)
         record = PartRecord(dtype=narrowest_dtype(options.vocab_size).name)
-        chunks = read_part(part, options.text_column, problems)
+        content = ContentHash()
+        chunks = self._reader.read(part, problems)
         first = next(chunks, None)
         if first is not None:
-            record.text = first.layout.text is not None
-            record.ignored_columns = list(first.layout.ignored)
+            layout = first[0].layout
+            record.text = layout.text is not None
+            record.ignored_columns = list(layout.ignored)
             if record.text:
-                record.dtype = narrowest_dtype(self.tokenizer.info.vocab_size).name
+                record.dtype = narrowest_dtype(self._reader.tokenizer.info.vocab_size).name
         with PartWriter(files, np.dtype(record.dtype)) as writer:
-            while first is not None:
-                documents = self._documents(first, problems)
+            for _, documents in chain([first] if first else [], chunks):
                 writer.append(documents.ids, documents.lengths, documents.labels)
                 self._count(documents, record)
-                first = next(chunks, None)
+                add_content(content, documents, options)
             record.skipped, record.examples = problems.counts, problems.examples
+            record.content, record.pieces = content.total, content.documents
             writer.finish(record)
         return record
-
-    def _documents(self, chunk: Chunk, problems: Problems) -> Documents:
-        if chunk.layout.text is None:
-            return checked_ids(chunk, self._options.vocab_size, problems)
-        texts, places = checked_text(chunk, problems)
-        info = self.tokenizer.info
-        ids, lengths = self.tokenizer.encode(texts)
-        if info.eos_id is not None:
-            ids, lengths = append_eos(ids, lengths, info.eos_id)
-        return Documents(ids, lengths, None, places)
 
     def _count(self, documents: Documents, record: PartRecord) -> None:
         record.documents += len(documents.lengths)
@@ -218,6 +204,14 @@ class PackJob:
                 columns["labels"][window] = ids
             begin = window.stop
         return np.concatenate(lengths), columns
+
+
+def add_content(content: ContentHash, documents: Documents, options: PackOptions) -> None:
+    """Add what the rows must hold of these documents to a content hash."""
+    wrapped = options.strategy == "wrapped"
+    overflow = "split" if wrapped and options.overflow == "error" else options.overflow
+    pieces, keep = expected_pieces(documents.lengths, options.seq_len, overflow, wrapped=wrapped)
+    content.add(documents.ids, pieces, documents.labels, keep)
 
 
 def _has_size(path: Path, size: int) -> bool:

@@ -1,0 +1,38 @@
+"""`neatpack verify`: is a packed folder whole, and does it hold what was packed?"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from neatpack.cli.progress import progress_bar
+from neatpack.data.verify import verify as verify_folder
+
+
+def verify(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that neatpack pack wrote.", show_default=False)],
+    source: Annotated[
+        list[Path] | None,
+        typer.Option(help="Read the source again and compare; repeat for several, in any order.", show_default=False),
+    ] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Check checksums, boundaries and counts of a packed folder, and that nothing was lost or doubled."""
+    with progress_bar() as progress:
+        report = verify_folder(folder, source, progress=progress)
+    if json_output:
+        sys.stdout.write(json.dumps(asdict(report), indent=1) + "\n")
+        return
+    against = "the source, read again" if report.source else "the documents that were packed"
+    Console().print(
+        f"[bold green]ok[/] {report.shards:,} shard(s), {report.rows:,} rows, {report.tokens:,} tokens: checksums, boundaries "
+        f"and counts are right, and the content is that of {against} (hash {report.content}).",
+        highlight=False,
+        soft_wrap=True,
+    )

@@ -1,0 +1,58 @@
+"""A part of the source in, tokenised documents out: the one way in which packing and checking read a source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from neatpack.data.columns import Documents, checked_ids, checked_text
+from neatpack.data.options import PackOptions
+from neatpack.data.readers import read_part
+from neatpack.data.records import Chunk, Problems
+from neatpack.data.sources import Part
+from neatpack.data.tokenize import Tokenizer, append_eos, load_tokenizer
+from neatpack.errors import SourceError
+
+
+class DocumentReader:
+    """Reads parts under one set of options; the tokenizer is loaded when the first text arrives, and kept."""
+
+    def __init__(self, options: PackOptions) -> None:
+        self._options = options
+        self._tokenizer: Tokenizer | None = None
+
+    def read(self, part: Part, problems: Problems) -> Iterator[tuple[Chunk, Documents]]:
+        """Chunks of the part, each with its documents, in order.
+
+        Raises:
+            SourceError: a record or file cannot be read, and problems are not to be skipped.
+        """
+        for chunk in read_part(part, self._options.text_column, problems):
+            if chunk.layout.text is None:
+                yield chunk, checked_ids(chunk, self._options.vocab_size, problems)
+            else:
+                yield chunk, self._encode(chunk, problems)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the options.
+
+        Raises:
+            SourceError: its ids do not fit the vocabulary of the options.
+        """
+        if self._tokenizer is None:
+            self._tokenizer = load_tokenizer(self._options)
+            given, own = self._options.vocab_size, self._tokenizer.info.vocab_size
+            if given is not None and given < own:
+                raise SourceError(
+                    f"vocab_size={given} is less than that of the tokenizer {self._options.tokenizer!r}, {own}. Leave it out "
+                    "for text, or give the size of the model's embedding."
+                )
+        return self._tokenizer
+
+    def _encode(self, chunk: Chunk, problems: Problems) -> Documents:
+        texts, places = checked_text(chunk, problems)
+        ids, lengths = self.tokenizer.encode(texts)
+        eos_id = self.tokenizer.info.eos_id
+        if eos_id is not None:
+            ids, lengths = append_eos(ids, lengths, eos_id)
+        return Documents(ids, lengths, None, places)

@@ -1,0 +1,225 @@
+"""A packed folder in, proof or a named fault out: checksums, boundaries, counts, and that nothing was lost or doubled."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from neatpack.data.columns import list_parts
+from neatpack.data.content import ContentHash
+from neatpack.data.documents import DocumentReader
+from neatpack.data.options import PackOptions
+from neatpack.data.records import Problems
+from neatpack.data.sources import find_parts
+from neatpack.data.store import MANIFEST, MANIFEST_VERSION, describe_content
+from neatpack.data.work import add_content
+from neatpack.errors import StoreError
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyReport:
+    """What was checked and found right.
+
+    Attributes:
+        folder: the packed folder.
+        shards: files whose size and SHA-256 are those of the manifest.
+        rows: rows whose `seq_lengths` are positive and sum to their length, at most the row length.
+        tokens: tokens in them.
+        content: hash of their content, which is that of the documents that were packed.
+        source: whether the source was read again and gave the same hash.
+    """
+
+    folder: str
+    shards: int
+    rows: int
+    tokens: int
+    content: str
+    source: bool
+
+
+def verify(
+    folder: str | Path, sources: Sequence[str | Path] | None = None, *, progress: Callable[[str, int, int], None] | None = None
+) -> VerifyReport:
+    """Check a folder that `neatpack pack` wrote.
+
+    Args:
+        folder: the packed folder.
+        sources: the source it was packed from; it is read and tokenised again under the options of the manifest, and must
+            give the same content. None checks against the hash that was taken while packing.
+        progress: told how far each step is ("shards" and "source", in bytes).
+
+    Raises:
+        StoreError: the first thing that is not as it must be: which shard or row, what was got, what was expected.
+        SourceError: a source that cannot be read.
+    """
+    root = Path(folder)
+    manifest = load_manifest(root)
+    wrapped = manifest["options"]["strategy"] == "wrapped"
+    _check_files(root, manifest)
+    content = ContentHash()
+    rows = tokens = done = 0
+    total = sum(shard["bytes"] for shard in manifest["shards"])
+    for shard in manifest["shards"]:
+        _check_checksum(root / shard["file"], shard)
+        found = _check_rows(root / shard["file"], shard, manifest["options"]["seq_len"], content, wrapped=wrapped)
+        rows, tokens, done = rows + found[0], tokens + found[1], done + shard["bytes"]
+        if progress:
+            progress("shards", done, total)
+    _expect(root / MANIFEST, "rows", rows, manifest["counts"]["rows"])
+    _expect(root / MANIFEST, "tokens", tokens, manifest["counts"]["tokens_in_rows"])
+    got = describe_content(content.total, content.documents, wrapped=wrapped)
+    _check_content(f"{root}: the rows", got, manifest["content"])
+    if sources is not None:
+        _check_source(root, manifest, sources, progress)
+    return VerifyReport(
+        folder=str(root),
+        shards=len(manifest["shards"]),
+        rows=rows,
+        tokens=tokens,
+        content=got["hash"],
+        source=sources is not None,
+    )
+
+
+def load_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a packed folder.
+
+    Raises:
+        StoreError: there is none, or it is not one that this version reads.
+    """
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        partial = folder.with_name(f"{folder.name}.partial")
+        hint = f" An unfinished run is in {partial}: run its command again." if partial.exists() else ""
+        raise StoreError(f"{path}: not found; {folder} is not a finished folder of neatpack pack.{hint}") from error
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{path}: not readable ({error}). Pack again, or restore the file.") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != "neatpack" or manifest.get("version") != MANIFEST_VERSION:
+        raise StoreError(f"{path}: expected a neatpack manifest of version {MANIFEST_VERSION}. Use the neatpack that wrote it.")
+    return manifest
+
+
+def _check_files(root: Path, manifest: dict[str, Any]) -> None:
+    listed = [shard["file"] for shard in manifest["shards"]]
+    for name in listed:
+        if not (root / name).is_file():
+            raise StoreError(f"{root / name}: missing, but the manifest lists it. Restore it, or pack again.")
+    stray = sorted(path.name for path in root.glob("data-*") if path.name not in listed)
+    if stray:
+        raise StoreError(f"{root / stray[0]}: not in the manifest, though readers may load it. Remove it, or pack again.")
+    state = root / "state.json"
+    if manifest.get("file_format", "arrow") == "arrow":
+        try:
+            loaded = [entry["filename"] for entry in json.loads(state.read_bytes())["_data_files"]]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise StoreError(f"{state}: not readable ({error}); datasets cannot open the folder. Pack again.") from error
+        if loaded != listed:
+            raise StoreError(f"{state}: lists {loaded}, expected the shards of the manifest, {listed}. Pack again.")
+
+
+def _check_checksum(path: Path, shard: dict[str, Any]) -> None:
+    size = path.stat().st_size
+    if size != shard["bytes"]:
+        what = "truncated" if size < shard["bytes"] else "longer than it was written"
+        raise StoreError(f"{path}: {what}: {size} bytes, expected {shard['bytes']}. Restore it, or pack again.")
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256") if hasattr(hashlib, "file_digest") else _digest(file)
+    if digest.hexdigest() != shard["sha256"]:
+        raise StoreError(
+            f"{path}: altered since it was written: SHA-256 {digest.hexdigest()}, expected {shard['sha256']}. Restore it, or "
+            "pack again."
+        )
+
+
+def _digest(file: Any) -> Any:
+    digest = hashlib.sha256()
+    while data := file.read(1 << 20):
+        digest.update(data)
+    return digest
+
+
+def _check_rows(path: Path, shard: dict[str, Any], seq_len: int, content: ContentHash, *, wrapped: bool) -> tuple[int, int]:
+    """Check every row of a shard and add it to the content hash; returns rows and tokens."""
+    rows = tokens = 0
+    try:
+        for batch in read_batches(path):
+            ids, offsets = list_parts(batch.column("input_ids"))
+            pieces, piece_offsets = list_parts(batch.column("seq_lengths"))
+            lengths = np.diff(offsets)
+            ends = np.concatenate(([0], np.cumsum(pieces, dtype=np.int64)))
+            sums = ends[piece_offsets[1:]] - ends[piece_offsets[:-1]]
+            _refuse(path, rows, sums != lengths, "seq_lengths sum to {0}, expected {1}, the row's length", sums, lengths)
+            _refuse(path, rows, lengths > seq_len, "{0} tokens, expected at most " + str(seq_len), lengths)
+            _refuse(path, rows, lengths == 0, "an empty row", lengths)
+            if len(pieces) and int(pieces.min()) <= 0:
+                raise StoreError(f"{path}: a document of {int(pieces.min())} tokens in seq_lengths, expected 1 or more.")
+            labels = labels_of(batch, ids, offsets)
+            content.add(ids, np.ones(len(ids), np.int64) if wrapped else pieces, labels)
+            rows, tokens = rows + batch.num_rows, tokens + len(ids)
+    except (pa.ArrowException, KeyError) as error:
+        raise StoreError(f"{path}: not readable as a shard of packed rows ({error}). Pack again.") from error
+    _expect(path, "rows", rows, shard["rows"])
+    _expect(path, "tokens", tokens, shard["tokens"])
+    return rows, tokens
+
+
+def read_batches(path: Path) -> Iterator[pa.RecordBatch]:
+    """Record batches of a shard."""
+    with pa.memory_map(str(path)) as file:
+        yield from pa.ipc.open_stream(file)
+
+
+def labels_of(batch: pa.RecordBatch, ids: np.ndarray, offsets: np.ndarray) -> np.ndarray | None:
+    """Labels of all tokens of a batch, or None where the batch has none."""
+    if "labels" not in batch.schema.names:
+        return None
+    labels, label_offsets = list_parts(batch.column("labels"))
+    if not np.array_equal(label_offsets, offsets):
+        raise StoreError("labels of another length than input_ids. Pack again.")
+    return labels
+
+
+def _refuse(path: Path, row: int, wrong: np.ndarray, message: str, *values: np.ndarray) -> None:
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise StoreError(f"{path} row {row + at}: {message.format(*(value[at] for value in values))}. Pack again.")
+
+
+def _expect(path: Path, what: str, got: int, expected: int) -> None:
+    if got != expected:
+        raise StoreError(f"{path}: {got} {what}, expected {expected}. Pack again.")
+
+
+def _check_content(what: str, got: dict[str, Any], expected: dict[str, Any]) -> None:
+    if got != expected:
+        raise StoreError(
+            f"{what} hold {got['count']} {got['of']} with the content hash {got['hash']}, expected {expected['count']} with "
+            f"{expected['hash']}: something was lost, doubled or altered. Pack again."
+        )
+
+
+def _check_source(root: Path, manifest: dict[str, Any], sources: Sequence[str | Path], progress: Any) -> None:
+    known = {**manifest["options"], "include": tuple(manifest["options"]["include"])}
+    options = PackOptions(**known)
+    content = ContentHash()
+    reader = DocumentReader(options)
+    found = find_parts(sources, options.include)
+    done = 0
+    for part in found.parts:
+        for _, documents in reader.read(part, Problems(options.skip_bad)):
+            add_content(content, documents, options)
+        done += part.size
+        if progress:
+            progress("source", done, found.num_bytes)
+    wrapped = options.strategy == "wrapped"
+    got = describe_content(content.total, content.documents, wrapped=wrapped)
+    _check_content(f"{', '.join(map(str, sources))}: the documents, compared with {root},", got, manifest["content"])

@@ -1,0 +1,126 @@
+"""`neatpack pack` and `neatpack verify` from the shell."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from neatpack.cli import app
+from neatpack.cli.pack import print_summary
+from neatpack.data import pack
+
+runner = CliRunner()
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "a.py").write_text("print('hello')\n")
+    (folder / "b.jsonl").write_text('{"text": "hello", "url": "x"}\n{"text": ""}\n{"text": "and a longer one"}\n')
+    (folder / "c.bin").write_bytes(b"x")
+    return folder
+
+
+def shell(*arguments) -> subprocess.CompletedProcess:
+    program = "from neatpack.cli import main; main()"
+    return subprocess.run([sys.executable, "-c", program, *map(str, arguments)], capture_output=True, text=True)
+
+
+def test_the_summary_says_what_happened_and_what_to_do_next(corpus, tmp_path):
+    result = runner.invoke(app, ["pack", str(corpus), "--out", str(tmp_path / "out"), "--seq-len", "20"])
+    assert result.exit_code == 0, result.output
+    lines = re.sub(r"[│┃]", " ", result.output)
+    for pattern in (
+        r"documents +4",
+        r"tokens +39 +39 in rows, stored as uint16",
+        r"rows +3",
+        r"efficiency +65\.00% +lower bound 3 rows",
+        r"padding +21",
+        r"empty +1",
+        r"ignored files +1 +1 x \.bin",
+        r"columns left out +1 +url",
+        r"tokens/s",
+        r"load_from_disk",
+        r"PackedCollator",
+    ):
+        assert re.search(pattern, lines), (pattern, lines)
+
+
+def test_json_is_the_whole_summary(corpus, tmp_path):
+    result = runner.invoke(app, ["pack", str(corpus), "--out", str(tmp_path / "out"), "--seq-len", "20", "--json"])
+    summary = json.loads(result.stdout)
+    assert summary["counts"]["documents"] == 4
+    assert summary["rows"] == 3
+    assert summary["padding"] == 21
+
+
+def test_every_option_reaches_the_pipeline(corpus, tmp_path):
+    arguments = "--strategy in_order --overflow split --seed 3 --no-eos --include *.py --vocab-size 300 --workers 1 --skip-bad"
+    result = runner.invoke(app, ["pack", str(corpus), "--out", str(tmp_path / "out"), "--seq-len", "4", *arguments.split()])
+    assert result.exit_code == 0, result.output
+    options = json.loads((tmp_path / "out" / "manifest.json").read_text())["options"]
+    expected = {"strategy": "in_order", "overflow": "split", "seed": 3, "eos": False, "include": ["*.py"], "vocab_size": 300}
+    assert expected.items() <= options.items()
+    assert options["skip_bad"] is True
+    again = runner.invoke(
+        app, ["pack", str(corpus), "--out", str(tmp_path / "out"), "--seq-len", "50", "--overwrite", "--no-shuffle"]
+    )
+    assert again.exit_code == 0, again.output
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["options"]["seed"] is None
+
+
+def test_an_error_is_one_message_without_a_traceback(corpus, tmp_path):
+    result = shell("pack", corpus, "--out", tmp_path / "out", "--seq-len", 4)
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: documents longer than a row of 4 tokens: ")
+    assert "--overflow split" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_an_error_keeps_its_brackets(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"input_ids": [1, "x"]}')
+    result = shell("pack", tmp_path / "a.jsonl", "--out", tmp_path / "out", "--seq-len", 4)
+    assert "a.jsonl line 1: 'input_ids'[1] is \"x\"" in result.stderr
+
+
+def test_an_existing_output_is_refused(corpus, tmp_path):
+    pack(corpus, tmp_path / "out", 64)
+    result = shell("pack", corpus, "--out", tmp_path / "out", "--seq-len", 64)
+    assert result.returncode == 1
+    assert "--overwrite" in result.stderr
+
+
+def test_what_the_policy_did_is_in_the_table(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "aaaaaaaaaa"}\n{"text": "b"}\n{"text": null}\n')
+    for overflow, line in (
+        ("drop", "dropped +1 +documents, 11 tokens"),
+        ("truncate", "truncated +1 +documents, 7 tokens cut off"),
+    ):
+        summary = pack(tmp_path / "a.jsonl", tmp_path / overflow, 4, overflow=overflow, skip_bad=True)
+        console = Console(width=200, record=True, file=None, quiet=False, stderr=True)
+        print_summary(summary, console)
+        text = console.export_text().replace("│", " ")
+        assert re.search(line, text), text
+        assert re.search(r"skipped: null text +1 +first: .*a\.jsonl line 3", text), text
+
+
+def test_verify_says_ok_or_names_the_fault(corpus, tmp_path):
+    pack(corpus, tmp_path / "out", 64)
+    result = runner.invoke(app, ["verify", str(tmp_path / "out"), "--source", str(corpus)])
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("ok 1 shard(s)")
+    assert "the source, read again" in result.output
+    shard = tmp_path / "out" / "data-00000.arrow"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    broken = shell("verify", tmp_path / "out")
+    assert broken.returncode == 1
+    assert "data-00000.arrow: truncated" in broken.stderr
