@@ -1,5 +1,7 @@
 """Shards and their boundaries: equal to what the kernels' own preparation gives, and to the definition."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,6 @@ from neatpack.testing import WORKED_EXAMPLE, allowed_pairs, random_doc_ids
 from neatpack.train.context_parallel import (
     llama3_offsets,
     recurrent_context,
-    shard_offsets,
     shard_params,
     thd_offsets,
     thd_position_ids,
@@ -185,8 +186,9 @@ def test_the_ranks_work_adds_up_to_one_process_work(causal, window):
 
 
 def test_offsets_of_another_batch_are_refused():
-    with pytest.raises(MetadataError, match=r"rise from 0 to the 12 tokens .*got 4 offsets from \[0\] to \[6\]"):
-        shard_offsets(torch.tensor([0, 2, 5, 6], dtype=torch.int32), (2, 6), 2, 0)
+    params = params_of(WORKED_EXAMPLE)
+    with pytest.raises(MetadataError, match=r"cu_seqlens must increase from 0 to B\*S = 12, got \[0, 2, 5, 6\]"):
+        shard_params(replace(params, cu_seqlens=params.cu_seqlens[:4]), 2, 0, scheme="contiguous")
     with pytest.raises(MetadataError, match="scheme 'spiral' is unknown"):
         shard_params(one_row(8), 2, 0, scheme="spiral")
 

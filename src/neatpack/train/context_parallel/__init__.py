@@ -3,6 +3,13 @@
 batch [B, S] --index map--> shard [1, T / cp] on each rank --attention fetches the keys it lacks--> gather [B, S]
 """
 
+from neatpack.train.context_parallel.attention import context_parallel_attention as context_parallel_attention
+from neatpack.train.context_parallel.batch import gather_tensor as gather_tensor
+from neatpack.train.context_parallel.batch import pad_batch as pad_batch
+from neatpack.train.context_parallel.batch import shard_batch as shard_batch
+from neatpack.train.context_parallel.batch import shard_tensor as shard_tensor
+from neatpack.train.context_parallel.exchange import process_group as process_group
+from neatpack.train.context_parallel.exchange import sum_gradients as sum_gradients
 from neatpack.train.context_parallel.index_maps import Scheme as Scheme
 from neatpack.train.context_parallel.index_maps import contiguous_indices as contiguous_indices
 from neatpack.train.context_parallel.index_maps import inverse_indices as inverse_indices
@@ -16,5 +23,4 @@ from neatpack.train.context_parallel.offsets import thd_position_ids as thd_posi
 from neatpack.train.context_parallel.offsets import zigzag_ring_offsets as zigzag_ring_offsets
 from neatpack.train.context_parallel.shard import ContextShard as ContextShard
 from neatpack.train.context_parallel.shard import Pieces as Pieces
-from neatpack.train.context_parallel.shard import shard_offsets as shard_offsets
 from neatpack.train.context_parallel.shard import shard_params as shard_params

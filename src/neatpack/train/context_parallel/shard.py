@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from neatpack.convert.segments import slots
+from neatpack.convert.segments import check_params, slots
 from neatpack.errors import MetadataError
 from neatpack.packed_seq import PackedSeqParams
 from neatpack.train.context_parallel.index_maps import (
@@ -125,54 +125,23 @@ def shard_params(params: PackedSeqParams, cp_size: int, rank: int, *, scheme: Sc
             after a document counts towards its alignment).
 
     Raises:
-        MetadataError: rows, slots or tokens that do not divide; names the alignment that would.
+        MetadataError: offsets that do not fit the map; rows, slots or tokens that do not divide, with the alignment that would.
     """
-    slot_offsets = slots(params).cu_seqlens if scheme == "per_document_zigzag" else params.cu_seqlens
+    check_params(params)
     batch, length = params.doc_ids.shape
-    return shard_offsets(params.cu_seqlens, (batch, length), cp_size, rank, scheme=scheme, slot_offsets=slot_offsets)
-
-
-def shard_offsets(
-    cu_seqlens: torch.Tensor,
-    batch_shape: tuple[int, int],
-    cp_size: int,
-    rank: int,
-    *,
-    scheme: Scheme = "zigzag",
-    slot_offsets: torch.Tensor | None = None,
-) -> ContextShard:
-    """Cut a packed batch of which only the offsets are known (form A); see `shard_params`.
-
-    Args:
-        cu_seqlens: `[N+1] int32` over the flattened `[B*S]`.
-        batch_shape: (B, S).
-        cp_size: number of ranks that share the batch.
-        rank: whose share.
-        scheme: how to cut.
-        slot_offsets: `[M+1]` form C offsets for "per_document_zigzag"; without a document map a pad run is a slot too.
-
-    Raises:
-        MetadataError: offsets of another batch, or what does not divide.
-    """
-    offsets = cu_seqlens.detach().cpu()
-    batch, length = batch_shape
-    if not len(offsets) or int(offsets[0]) != 0 or int(offsets[-1]) != batch * length or bool((offsets.diff() < 0).any()):
-        raise MetadataError(
-            f"cu_seqlens must rise from 0 to the {batch * length} tokens of the batch {list(batch_shape)}, got {len(offsets)} "
-            f"offsets from {offsets[:1].tolist()} to {offsets[-1:].tolist()}. Use the global form A offsets, before any sharding."
-        )
     if scheme == "contiguous":
         maps = [contiguous_indices(batch * length, cp_size, each) for each in range(cp_size)]
     elif scheme == "zigzag":
         maps = [zigzag_indices(batch, length, cp_size, each) for each in range(cp_size)]
     elif scheme == "per_document_zigzag":
-        cut_at = offsets if slot_offsets is None else slot_offsets
-        maps = [per_document_zigzag_indices(cut_at, cp_size, each) for each in range(cp_size)]
+        slot_offsets = slots(params).cu_seqlens
+        maps = [per_document_zigzag_indices(slot_offsets, cp_size, each) for each in range(cp_size)]
     else:
         raise MetadataError(f"scheme {scheme!r} is unknown: use 'contiguous', 'zigzag' or 'per_document_zigzag'.")
     if not 0 <= rank < len(maps):
         raise MetadataError(f"rank {rank} of {cp_size} context-parallel ranks does not exist.")
-    return ContextShard(scheme=scheme, rank=rank, batch_shape=batch_shape, cu_seqlens=offsets, maps=tuple(maps))
+    offsets = params.cu_seqlens.detach().cpu()
+    return ContextShard(scheme=scheme, rank=rank, batch_shape=(batch, length), cu_seqlens=offsets, maps=tuple(maps))
 
 
 def _pieces(indices: np.ndarray, offsets: np.ndarray) -> Pieces:
