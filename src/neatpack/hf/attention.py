@@ -97,7 +97,7 @@ class PackedVarlenAttention:
         Raises:
             ContractError: boundaries that do not fit the input or would be ignored, or a feature that is not computed.
         """
-        _refuse_unsupported(options)
+        refuse_unsupported(options)
         causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
         scores = ScoreOptions(scaling, softcap, s_aux, dropout)
         offered = (cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
@@ -185,7 +185,8 @@ def _masked_attention(
     return attended.transpose(1, 2).contiguous()
 
 
-def _refuse_unsupported(options: dict[str, Any]) -> None:
+def refuse_unsupported(options: dict[str, Any]) -> None:
+    """Refuse what a model asks of its attention beyond what the registered functions compute."""
     for name, what in _UNSUPPORTED.items():
         if options.get(name) is not None:
             raise ContractError(
