@@ -21,6 +21,8 @@ from neatpack.planning.overflow import Overflow as Overflow
 from neatpack.planning.plan import PackPlan as PackPlan
 from neatpack.planning.plan import PlanCounts as PlanCounts
 from neatpack.planning.plan import Slice as Slice
+from neatpack.planning.store import load_plan as load_plan
+from neatpack.planning.store import save_plan as save_plan
 from neatpack.planning.stream import StreamPlanner as StreamPlanner
 
 Strategy = Literal["best_fit", "in_order", "wrapped"]
@@ -36,7 +38,9 @@ __all__ = [
     "StreamPlanner",
     "balance_rows",
     "document_cost",
+    "load_plan",
     "plan_rows",
+    "save_plan",
 ]
 
 
@@ -88,7 +92,8 @@ def plan_rows(
         if strategy == "wrapped":
             raise PlanError("strategy='wrapped' fills every row: choose 'best_fit' or 'in_order' to limit max_docs_per_row.")
     array = check_lengths(lengths)
-    rng = None if seed is None else np.random.default_rng(check_seed(seed))
+    seed = None if seed is None else check_seed(seed)
+    rng = None if seed is None else np.random.default_rng(seed)
     if strategy == "wrapped":
         plan = _wrapped_plan(array, capacity, overflow, align)
     else:
