@@ -107,7 +107,7 @@ def select_fields(theirs: type, fields: dict[str, Any], require: Collection[str]
     if missing:
         raise ContractError(
             f"{theirs.__module__}.{theirs.__qualname__} has no field {', '.join(missing)}, so boundaries would be lost; it has "
-            f"{', '.join(sorted(known))}. Update megatron-core, or use offsets='slots'."
+            f"{', '.join(sorted(known))}. Update megatron-core; attention alone needs no more than offsets='slots' gives."
         )
     return {name: value for name, value in fields.items() if name in known}
 
