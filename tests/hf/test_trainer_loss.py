@@ -18,7 +18,7 @@ from neatpack.hf.loss import PackedLoss, PackedLossMixin
 from neatpack.train import PackedCollator, packed_cross_entropy
 
 REDUCTIONS = ["token", "document", "sqrt_document"]
-TOLERANCE = 1e-6
+TOLERANCE = 1e-10
 SCRIPT = Path(__file__).parent / "trainer_loss_run.py"
 
 
@@ -89,8 +89,8 @@ def test_the_comparison_sees_a_wrong_reduction():
     recorded = run("document", 4, 1)
     for other in ("token", "sqrt_document"):
         loss, gradient = differences(recorded, other)
-        assert loss > 1e3 * TOLERANCE
-        assert gradient > 1e3 * TOLERANCE
+        assert loss > 1e7 * TOLERANCE
+        assert gradient > 1e7 * TOLERANCE
 
 
 def test_the_comparison_sees_a_divisor_of_each_batch_alone():
@@ -98,8 +98,8 @@ def test_the_comparison_sees_a_divisor_of_each_batch_alone():
     rows, model = packed_rows(), tiny_model("eager")
     with torch.no_grad():
         whole = unpacked_loss(model, rows[:6], "document")
-        parts = [unpacked_loss(model, rows[first : first + 2], "document") for first in (0, 2, 4)]
-    assert abs(sum(parts) / 3 - whole) > 1e3 * TOLERANCE
+        parts = [unpacked_loss(model, rows[split], "document") for split in (slice(0, 1), slice(1, 3), slice(3, 6))]
+    assert abs(sum(parts) / 3 - whole) > 1e7 * TOLERANCE
 
 
 def free_port():
@@ -108,12 +108,12 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def run_on_ranks(folder, reduction, rows_a_batch, accumulation, ranks=2):
+def run_on_ranks(folder, rows_a_batch, accumulation, ranks=2):
     environment = {**os.environ, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parent)}
     processes = []
     for rank in range(ranks):
-        command = [sys.executable, SCRIPT, folder / f"{rank}.pt", reduction, str(rows_a_batch), str(accumulation)]
+        command = [sys.executable, SCRIPT, folder / f"{rank}.pt", str(rows_a_batch), str(accumulation), *REDUCTIONS]
         own = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
         processes.append(subprocess.Popen(command, env=own, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
     for process in processes:
@@ -122,9 +122,15 @@ def run_on_ranks(folder, reduction, rows_a_batch, accumulation, ranks=2):
     return [torch.load(folder / f"{rank}.pt") for rank in range(ranks)]
 
 
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    return run_on_ranks(tmp_path_factory.mktemp("ranks"), 2, 2)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_two_ranks_take_the_step_of_all_their_documents(reduction, tmp_path):
-    first, second = run_on_ranks(tmp_path, reduction, 2, 2)
+def test_two_ranks_take_the_step_of_all_their_documents(reduction, two_ranks):
+    first, second = (recorded[reduction] for recorded in two_ranks)
     assert len(first) == len(second) == 12 // (2 * 2 * 2) + 1  # the last step is half a step
     merged = []
     for one, other in zip(first, second, strict=True):
@@ -136,7 +142,7 @@ def test_two_ranks_take_the_step_of_all_their_documents(reduction, tmp_path):
     assert loss < TOLERANCE
     assert gradient < TOLERANCE
     alone = differences([{**step, "rows": step["rows"][: len(step["rows"]) // 2]} for step in merged], reduction)
-    assert min(alone) > 1e3 * TOLERANCE  # the comparison sees a rank left out
+    assert min(alone) > 1e7 * TOLERANCE  # the comparison sees a rank left out
 
 
 def test_evaluation_reports_the_loss_of_documents(tmp_path):
@@ -224,12 +230,12 @@ def test_a_router_loss_is_added_by_its_share_of_the_step_or_refused(router_loss)
         num_local_experts=2,
         output_router_logits=True,
     )
-    model = MixtralForCausalLM(config).double()
+    model = MixtralForCausalLM(config)
     batch = PackedCollator(return_params=True)([{"input_ids": [1, 2, 3, 4, 5], "seq_lengths": [2, 3]}])
     params, labels = batch.pop("packed_seq_params"), batch.pop("labels")
     outputs = model(**batch)
     loss = PackedLoss(router_loss=router_loss).of_batch(outputs, labels, params, num_items=6)
     plain = packed_cross_entropy(outputs.logits, labels, params, num_items=6)
-    torch.testing.assert_close(loss, plain + router_loss * outputs.aux_loss * 3 / 6, rtol=0, atol=1e-12)
+    torch.testing.assert_close(loss, plain + router_loss * outputs.aux_loss * 3 / 6, rtol=0, atol=1e-6)
     with pytest.raises(ContractError, match="returned a router loss"):
         PackedLoss().of_batch(outputs, labels, params)

@@ -1,4 +1,4 @@
-"""One packed training run under the Trainer, recorded: `python trainer_loss_run.py OUT REDUCTION ROWS ACCUMULATION`.
+"""Packed training runs under the Trainer, recorded: `python trainer_loss_run.py OUT ROWS ACCUMULATION REDUCTION...`.
 
 Run alone or as one of several gloo ranks (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT in the environment). Each optimizer
 step leaves the rows it saw, its loss and the gradients that the optimizer gets.
@@ -35,6 +35,8 @@ def tiny_model(attention: str) -> GPT2LMHeadModel:
         attn_pdrop=0,
         embd_pdrop=0,
         resid_pdrop=0,
+        bos_token_id=None,
+        eos_token_id=None,
         attn_implementation=attention,
     )
     return GPT2LMHeadModel(config).double()
@@ -109,7 +111,7 @@ def run(reduction: str, rows_a_batch: int, accumulation: int, attention: str = "
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    out, reduction, rows_a_batch, accumulation = sys.argv[1:]
-    torch.save(run(reduction, int(rows_a_batch), int(accumulation)), Path(out))
+    out, rows_a_batch, accumulation, *reductions = sys.argv[1:]
+    torch.save({how: run(how, int(rows_a_batch), int(accumulation)) for how in reductions}, Path(out))
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
