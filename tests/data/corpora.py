@@ -59,6 +59,7 @@ def pieces(out: Path, column: str = "input_ids") -> list[tuple[int, ...]]:
     """The documents in the rows of a packed folder, cut by `seq_lengths`."""
     found = []
     for row in packed_rows(out):
+        row = {**row, "labels": row.get("labels") or row["input_ids"]}  # null labels repeat the ids
         assert sum(row["seq_lengths"]) == len(row[column])
         ends = np.cumsum(row["seq_lengths"]).tolist()
         found += [tuple(row[column][end - length : end]) for end, length in zip(ends, row["seq_lengths"], strict=True)]

@@ -22,7 +22,7 @@ from data.corpora import (
     write_jsonl,
     write_parquet,
 )
-from neatpack.data import pack
+from neatpack.data import pack, verify
 from neatpack.errors import PlanError, StoreError
 
 STRATEGIES = ("best_fit", "in_order", "wrapped")
@@ -235,3 +235,49 @@ def test_units_are_shuffled_differently(tmp_path):
     rows = [row["input_ids"] for row in packed_rows(tmp_path / "out")]
     assert rows[:16] != rows[16:]
     assert np.unique(np.concatenate(rows), return_counts=True)[1].tolist() == [2] * 64
+
+
+def test_parquet_opens_with_load_dataset_and_holds_the_same_rows(tmp_path):
+    documents = random_ids(9, 200, 40)
+    masks = [[0] * (number % 2) * len(document) or [1] * len(document) for number, document in enumerate(documents)]
+    source = write_ids(tmp_path / "a.arrow", documents, loss_mask=pa.array(masks, pa.list_(pa.int8())))
+    pack(source, tmp_path / "arrow", 64, unit_tokens=1000)
+    pack(source, tmp_path / "parquet", 64, unit_tokens=1000, file_format="parquet")
+    files = str(tmp_path / "parquet" / "*.parquet")
+    rows = datasets.load_dataset("parquet", data_files=files, split="train", cache_dir=str(tmp_path / "cache"))
+    assert rows.to_list() == packed_rows(tmp_path / "arrow")
+    assert rows.features == datasets.load_from_disk(str(tmp_path / "arrow")).features
+    assert verify(tmp_path / "parquet", [source]).content == verify(tmp_path / "arrow").content
+    pack(tmp_path / "parquet", tmp_path / "again", 64)
+    assert same_documents(tmp_path / "again", documents)
+
+
+def test_labels_that_repeat_the_ids_everywhere_are_not_stored(tmp_path):
+    documents = random_ids(10, 50, 40)
+    source = write_ids(tmp_path / "a.arrow", documents, labels=pa.array(documents, pa.list_(pa.int64())))
+    summary = pack(source, tmp_path / "out", 64)
+    assert summary.labels_repeat_ids
+    assert summary.columns == ("input_ids", "seq_lengths")
+    assert verify(tmp_path / "out", [source]).tokens == summary.tokens
+
+
+def test_labels_are_stored_only_in_rows_where_they_differ(tmp_path):
+    documents = [[number] * 8 for number in range(1, 41)]
+    labels = [[-100] * 8 if number % 10 == 0 else document for number, document in enumerate(documents)]
+    source = write_ids(tmp_path / "a.arrow", documents, labels=pa.array(labels, pa.list_(pa.int64())))
+    pack(source, tmp_path / "out", 8)
+    rows = packed_rows(tmp_path / "out")
+    assert sum(row["labels"] is not None for row in rows) == 4
+    assert all(row["labels"] in (None, [-100] * 8) for row in rows)
+    stored = pa.ipc.open_stream((tmp_path / "out" / "data-00000.arrow").read_bytes()).read_all()["labels"].combine_chunks()
+    assert len(stored.values) == 4 * 8
+    pack(tmp_path / "out", tmp_path / "again", 16)
+    assert sorted(pieces(tmp_path / "again", "labels")) == sorted(map(tuple, labels))
+
+
+def test_a_corpus_whose_labels_repeat_the_ids_takes_four_bytes_a_token(tmp_path):
+    documents = random_ids(11, 400, 900)
+    source = write_ids(tmp_path / "a.arrow", documents, labels=pa.array(documents, pa.list_(pa.int64())))
+    summary = pack(source, tmp_path / "out", 1024)
+    size = sum(path.stat().st_size for path in (tmp_path / "out").iterdir())
+    assert size / summary.tokens < 4.2

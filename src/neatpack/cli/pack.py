@@ -25,6 +25,13 @@ class Strategy(Enum):
     wrapped = "wrapped"
 
 
+class Format(Enum):
+    """Format of the files written."""
+
+    arrow = "arrow"
+    parquet = "parquet"
+
+
 class Overflow(Enum):
     """What becomes of a document longer than a row."""
 
@@ -79,6 +86,7 @@ def pack(
     vocab_size: Annotated[
         int | None, typer.Option(min=1, help="Refuse ids at or above this; also narrows the stored type.", show_default=False)
     ] = None,
+    file_format: Annotated[Format, typer.Option("--format", help="Format of the files.")] = Format.arrow,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Let a hub tokenizer run the code that it ships.")
     ] = False,
@@ -104,6 +112,7 @@ def pack(
             eos=not no_eos,
             eos_token=eos_token,
             vocab_size=vocab_size,
+            file_format=file_format.value,
             trust_remote_code=trust_remote_code,
         )
     if json_output:
@@ -121,11 +130,11 @@ def print_summary(summary: PackSummary, console: Console) -> None:
     for name, value, note in summary_lines(summary):
         table.add_row(name, value, note)
     console.print(table)
-    console.print(
-        f"Next: rows = datasets.load_from_disk({summary.out!r}); DataLoader(rows, collate_fn=neatpack.PackedCollator(...))",
-        highlight=False,
-        markup=False,
-    )
+    load = f"load_from_disk({summary.out!r})"
+    if summary.file_format == "parquet":
+        load = f'load_dataset("parquet", data_files="{summary.out}/*.parquet", split="train")'
+    console.print(f"Next: rows = datasets.{load}", highlight=False, markup=False, soft_wrap=True)
+    console.print("      loader = DataLoader(rows, collate_fn=neatpack.PackedCollator())", highlight=False, markup=False)
 
 
 def summary_lines(summary: PackSummary) -> list[tuple[str, str, str]]:
@@ -155,6 +164,8 @@ def summary_lines(summary: PackSummary) -> list[tuple[str, str, str]]:
         total = sum(summary.ignored_files.values())
         shown = sorted(summary.ignored_files.items(), key=lambda item: (-item[1], item[0]))[:8]
         lines.append(("ignored files", f"{total:,}", ", ".join(f"{count} x {suffix}" for suffix, count in shown)))
+    if summary.labels_repeat_ids:
+        lines.append(("labels", "not stored", "they repeat the ids, as collators assume where there are none"))
     if summary.ignored_columns:
         lines.append(("columns left out", str(len(summary.ignored_columns)), ", ".join(summary.ignored_columns)))
     return lines

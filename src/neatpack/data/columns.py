@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from neatpack.data.records import ATTENTION_MASK, IDS, LABELS, MASKS, SEQ_LENGTHS, BadRecordsError, Chunk, Places, Problems
 
@@ -113,6 +114,8 @@ def _refuse_nulls(column: pa.Array, name: str, reason: str, expected: str) -> No
 
 
 def _documents(chunk: Chunk, vocab_size: int | None) -> Documents:
+    if SEQ_LENGTHS in chunk.columns and LABELS in chunk.columns:
+        chunk = _fill_labels(chunk)
     columns = {name: _integers(chunk, name) for name in chunk.layout.lists}
     ids, offsets = columns[IDS]
     lengths = np.diff(offsets).astype(np.int64)
@@ -127,6 +130,12 @@ def _documents(chunk: Chunk, vocab_size: int | None) -> Documents:
     if SEQ_LENGTHS in columns:
         lengths, places = _unpack(columns[SEQ_LENGTHS], lengths, places)
     return Documents(ids, lengths, labels, places)
+
+
+def _fill_labels(chunk: Chunk) -> Chunk:
+    """Packed rows leave labels null where they repeat the ids."""
+    ids = chunk.columns[IDS].cast(chunk.columns[LABELS].type)
+    return replace(chunk, columns={**chunk.columns, LABELS: pc.coalesce(chunk.columns[LABELS], ids)})
 
 
 def _integers(chunk: Chunk, name: str) -> tuple[np.ndarray, np.ndarray]:

@@ -91,7 +91,8 @@ def _mix(values: np.ndarray) -> np.ndarray:
     """Spread every bit over the whole word (the finaliser of splitmix64)."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+    values ^= values >> np.uint64(31)
+    return values
 
 
 def expected_pieces(lengths: np.ndarray, seq_len: int, overflow: str, *, wrapped: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from neatpack.errors import PackError, PlanError, SourceError
+from neatpack.errors import PackError, PlanError, SourceError, StoreError
 from neatpack.planning import STRATEGIES, Overflow, Strategy
 from neatpack.planning.overflow import POLICIES
+
+FORMATS = ("arrow", "parquet")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +30,7 @@ class PackOptions:
         skip_bad: count and report records that cannot be read, and go on; False stops at the first.
         vocab_size: ids at or above it are refused; for text the tokenizer's own size is used.
         unit_tokens: tokens of a packing unit, which is planned, and written as one shard, on its own; None chooses.
+        file_format: of the shards: "arrow" (for `datasets.load_from_disk`) or "parquet" (for `load_dataset("parquet")`).
     """
 
     seq_len: int
@@ -43,6 +46,7 @@ class PackOptions:
     skip_bad: bool = False
     vocab_size: int | None = None
     unit_tokens: int | None = None
+    file_format: str = "arrow"
 
     def __post_init__(self) -> None:
         _positive("seq_len", self.seq_len, PlanError)
@@ -54,6 +58,8 @@ class PackOptions:
             raise PlanError(f"unknown overflow policy {self.overflow!r}: choose one of {', '.join(POLICIES)}.")
         if self.seed is not None and (not isinstance(self.seed, int) or self.seed < 0):
             raise PlanError(f"seed must be None or an integer of zero or more, got {self.seed!r}.")
+        if self.file_format not in FORMATS:
+            raise StoreError(f"unknown format {self.file_format!r}: choose one of {', '.join(FORMATS)}.")
         if not self.eos and self.eos_token is not None:
             raise SourceError(f"eos_token={self.eos_token!r} with eos=False: give one or the other.")
 

@@ -56,6 +56,8 @@ class PackSummary:
         ignored_columns: columns of the source that are not in the output.
         columns: columns of the output, and `dtype` the one of `input_ids`.
         seconds: wall time.
+        labels_repeat_ids: whether the source has labels that all repeat the ids, and are not stored for that.
+        file_format: of the shards.
         resumed: whether an interrupted run had left work to go on with.
     """
 
@@ -74,6 +76,8 @@ class PackSummary:
     dtype: str
     seconds: float
     resumed: bool = False
+    labels_repeat_ids: bool = False
+    file_format: str = "arrow"
 
     @property
     def efficiency(self) -> float:
@@ -110,7 +114,8 @@ def pack(
     """Pack documents into rows of at most `seq_len` tokens, in a folder that `datasets.load_from_disk` opens.
 
     Rows have `input_ids` (the narrowest dtype that holds the vocabulary), `seq_lengths` (tokens of each document of the
-    row, in order, summing to the row's length; rows are not padded) and, where the source has labels or masks, `labels`.
+    row, in order, summing to the row's length; rows are not padded) and, where labels or masks of the source say so,
+    `labels`: null in rows whose labels repeat their ids, and no column at all where they do so everywhere.
 
     Args:
         sources: files, folders and saved datasets; see `neatpack.data.sources.find_parts`.
@@ -153,7 +158,8 @@ def pack(
             units = run.pack(parts)
         summary = _summarize(target, chosen, found, parts, units, started)
         shards = [unit.shard for unit in units if unit.shard]
-        write_dataset_files(place.folder, row_schema(np.dtype(summary.dtype), labels="labels" in summary.columns), shards)
+        if chosen.file_format == "arrow":
+            write_dataset_files(place.folder, row_schema(np.dtype(summary.dtype), labels="labels" in summary.columns), shards)
         write_manifest(
             place.folder,
             shards,
@@ -251,6 +257,8 @@ def _summarize(
         columns=("input_ids", "seq_lengths", *labels),
         dtype=max((np.dtype(part.dtype) for part in parts if part.documents), key=lambda kind: kind.itemsize).name,
         seconds=time.perf_counter() - started,
+        labels_repeat_ids=not labels and any(part.labelled for part in parts),
+        file_format=options.file_format,
     )
 
 

@@ -53,9 +53,23 @@ def row_batches(
         offsets = np.concatenate(([0], row_ends[row:stop] - done)).astype(np.int32)
         lengths = plan.length[first:last]
         arrays = {name: _lists(offsets, gather(values, starts[first:last], lengths)) for name, values in columns.items()}
+        if "labels" in columns:
+            arrays["labels"] = _without_repeats(arrays["labels"], arrays["input_ids"])
         arrays["seq_lengths"] = _lists((plan.row_offsets[row : stop + 1] - first).astype(np.int32), lengths.astype(np.int32))
         yield pa.record_batch([arrays[name] for name in schema.names], schema=schema)
         row = stop
+
+
+def _without_repeats(labels: pa.ListArray, ids: pa.ListArray) -> pa.ListArray:
+    """The labels, null in rows that repeat their ids."""
+    offsets = labels.offsets.to_numpy()
+    values = labels.values.to_numpy()
+    differs = np.logical_or.reduceat(values != ids.values.to_numpy(), offsets[:-1])
+    if differs.all():
+        return labels
+    lengths = np.diff(offsets)
+    kept = np.concatenate(([0], np.cumsum(np.where(differs, lengths, 0)))).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(kept), pa.array(values[np.repeat(differs, lengths)]), mask=pa.array(~differs))
 
 
 def _lists(offsets: np.ndarray, values: np.ndarray) -> pa.ListArray:

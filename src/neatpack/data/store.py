@@ -1,7 +1,7 @@
 """The output folder: shards, the files that make it a `datasets` folder, and a manifest; whole, or not there.
 
-    DIR/data-00000.arrow ...   rows, one shard a packing unit, Arrow IPC streams
-    DIR/state.json, dataset_info.json   what `datasets.load_from_disk` wants
+    DIR/data-00000.arrow ...   rows, one shard a packing unit: Arrow IPC streams, or Parquet
+    DIR/state.json, dataset_info.json   what `datasets.load_from_disk` wants (Arrow only)
     DIR/manifest.json          options, source fingerprint, counts, a SHA-256 a shard
 
 Everything is written into DIR.partial, which is renamed to DIR when it is complete.
@@ -14,7 +14,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -77,15 +77,37 @@ def write_shard(path: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema
     try:
         with aside.open("wb") as file:
             tee = _Tee(file)
-            with pa.PythonFile(tee, "w") as sink, pa.ipc.new_stream(sink, schema) as writer:
+            with pa.PythonFile(tee, "w") as sink, _writer(path, sink, schema) as writer:
                 for batch in batches:
                     writer.write_batch(batch)
                     rows += batch.num_rows
-                    tokens += len(batch.column("input_ids").values)
+                    tokens += len(batch.column("input_ids").flatten())
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
     return ShardRecord(file=path.name, rows=rows, tokens=tokens, bytes=tee.size, sha256=tee.digest.hexdigest())
+
+
+def _writer(path: Path, sink: pa.NativeFile, schema: pa.Schema) -> Any:
+    """A writer of record batches; in Parquet each is a row group, small enough for viewers that fetch one at a time."""
+    if path.suffix != ".parquet":
+        return pa.ipc.new_stream(sink, schema)
+    import pyarrow.parquet as pq
+
+    return pq.ParquetWriter(sink, schema, compression="zstd", use_dictionary=False)
+
+
+def read_batches(path: Path) -> Iterator[pa.RecordBatch]:
+    """Record batches of a shard, in order."""
+    if path.suffix != ".parquet":
+        with pa.memory_map(str(path)) as file:
+            yield from pa.ipc.open_stream(file)
+        return
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as table:
+        for group in range(table.num_row_groups):
+            yield from table.iter_batches(table.metadata.row_group(group).num_rows, row_groups=[group])
 
 
 def write_dataset_files(folder: Path, schema: pa.Schema, shards: list[ShardRecord]) -> None:

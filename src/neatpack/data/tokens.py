@@ -37,7 +37,8 @@ class PartRecord:
         documents: documents, empty ones included.
         tokens: their tokens.
         dtype: of the ids file.
-        labels: whether there is a labels file (int32).
+        labels: whether there is a labels file (int32); there is none where all labels repeat the ids.
+        labelled: whether the source has labels or masks.
         text: whether the tokens come from text, by the tokenizer.
         skipped: records left out, by reason, and `examples` the first message for each.
         ignored_columns: columns of the source that are not carried.
@@ -49,6 +50,7 @@ class PartRecord:
     tokens: int = 0
     dtype: str = "int32"
     labels: bool = False
+    labelled: bool = False
     text: bool = False
     skipped: dict[str, int] = field(default_factory=dict)
     examples: dict[str, str] = field(default_factory=dict)
@@ -141,7 +143,11 @@ class PartWriter:
             file.write(np.ascontiguousarray(labels, "<i4").view(np.uint8).data)
 
     def finish(self, record: PartRecord) -> None:
-        """Move the files to their names, the record last."""
+        """Move the files to their names, the record last; labels that all repeat the ids are not kept."""
+        if "labels" in self._open and not record.labels:
+            unwanted = self._open.pop("labels")
+            unwanted.close()
+            Path(unwanted.name).unlink()
         for kind, file in self._open.items():
             file.close()
             Path(file.name).replace(self._files.path(kind))

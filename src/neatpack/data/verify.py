@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from neatpack.data.documents import DocumentReader
 from neatpack.data.options import PackOptions
 from neatpack.data.records import Problems
 from neatpack.data.sources import find_parts
-from neatpack.data.store import MANIFEST, MANIFEST_VERSION, describe_content
+from neatpack.data.store import MANIFEST, MANIFEST_VERSION, describe_content, read_batches
 from neatpack.data.work import add_content
 from neatpack.errors import StoreError
 
@@ -117,7 +117,7 @@ def _check_files(root: Path, manifest: dict[str, Any]) -> None:
     if stray:
         raise StoreError(f"{root / stray[0]}: not in the manifest, though readers may load it. Remove it, or pack again.")
     state = root / "state.json"
-    if manifest.get("file_format", "arrow") == "arrow":
+    if manifest["options"]["file_format"] == "arrow":
         try:
             loaded = [entry["filename"] for entry in json.loads(state.read_bytes())["_data_files"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -172,19 +172,18 @@ def _check_rows(path: Path, shard: dict[str, Any], seq_len: int, content: Conten
     return rows, tokens
 
 
-def read_batches(path: Path) -> Iterator[pa.RecordBatch]:
-    """Record batches of a shard."""
-    with pa.memory_map(str(path)) as file:
-        yield from pa.ipc.open_stream(file)
-
-
 def labels_of(batch: pa.RecordBatch, ids: np.ndarray, offsets: np.ndarray) -> np.ndarray | None:
-    """Labels of all tokens of a batch, or None where the batch has none."""
+    """Labels of all tokens of a batch; rows whose labels are null repeat their ids. None where the batch has none."""
     if "labels" not in batch.schema.names:
         return None
-    labels, label_offsets = list_parts(batch.column("labels"))
-    if not np.array_equal(label_offsets, offsets):
+    column = batch.column("labels")
+    stored = column.is_valid().to_numpy(zero_copy_only=False)
+    lengths = np.diff(offsets)
+    values, label_offsets = list_parts(column.filter(pa.array(stored)))
+    if not np.array_equal(np.diff(label_offsets), lengths[stored]):
         raise StoreError("labels of another length than input_ids. Pack again.")
+    labels = ids.astype(np.int64)
+    labels[np.repeat(stored, lengths)] = values
     return labels
 
 

@@ -158,7 +158,9 @@ class PackJob:
     def _count(self, documents: Documents, record: PartRecord) -> None:
         record.documents += len(documents.lengths)
         record.tokens += len(documents.ids)
-        record.labels |= documents.labels is not None
+        if documents.labels is not None:
+            record.labelled = True
+            record.labels = record.labels or not np.array_equal(documents.labels, documents.ids)
         if self._options.overflow == "error" and self._options.strategy != "wrapped":
             too_long = np.flatnonzero(documents.lengths > self._options.seq_len)
             record.too_long += len(too_long)
@@ -172,7 +174,7 @@ class PackJob:
         if plan.num_rows:
             schema = row_schema(np.dtype(task.dtype), labels=task.labels)
             doc_starts = np.cumsum(lengths) - lengths
-            path = self._folder / f"data-{task.index:05d}.arrow"
+            path = self._folder / f"data-{task.index:05d}.{self._options.file_format}"
             shard = write_shard(path, row_batches(plan, doc_starts, columns, schema), schema)
         record = UnitRecord(shard, plan.counts, plan.lower_bound)
         write_json(record_path, asdict(record))
