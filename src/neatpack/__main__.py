@@ -1,0 +1,5 @@
+"""`python -m neatpack` is the `neatpack` command."""
+
+from neatpack.cli import main
+
+main()
