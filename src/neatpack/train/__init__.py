@@ -21,6 +21,8 @@ from neatpack.train.loss import document_logprobs as document_logprobs
 from neatpack.train.loss import packed_cross_entropy as packed_cross_entropy
 from neatpack.train.loss import reduce_token_losses as reduce_token_losses
 from neatpack.train.loss import target_weights as target_weights
+from neatpack.train.pairs import group_documents as group_documents
+from neatpack.train.pairs import split_pairs as split_pairs
 
 __all__ = [
     "IGNORE_INDEX",
@@ -33,6 +35,7 @@ __all__ = [
     "count_targets",
     "document_logprobs",
     "document_spans",
+    "group_documents",
     "mask_from_spans",
     "packed_cross_entropy",
     "pad_documents",
@@ -41,6 +44,7 @@ __all__ = [
     "reduce_token_losses",
     "repack_documents",
     "shift_within_documents",
+    "split_pairs",
     "target_weights",
     "token_cross_entropy",
     "unpack_documents",
