@@ -14,6 +14,7 @@ from neatpack.convert.doc_map import doc_ids_from_seq_lengths, position_ids_from
 from neatpack.errors import ContractError, MetadataError
 from neatpack.packed_seq import packed_seq_params_from_doc_ids, to_flash_attention_kwargs
 from neatpack.train import PackedCollator, aligned_labels
+from tiny_models import DOC_IDS, packed_batch, tiny_model
 
 SIZES = {
     "vocab_size": 96,
@@ -25,7 +26,10 @@ SIZES = {
     "max_position_embeddings": 64,
     "initializer_range": 0.2,
 }
-ROWS = [[29, 5, 9], [3, 20, 25]]  # rows of 48, the first with 5 pads; documents straddle 2 and 4 ranks under every scheme
+ROWS = {  # documents straddle 2 and 4 ranks under every scheme, and there is padding
+    "contiguous": ([[29, 5, 30, 20]], 96),
+    "zigzag": ([[29, 5, 9], [3, 20, 25]], 48),
+}
 CASES = [
     ("llama", "contiguous"),
     ("llama", "zigzag"),
@@ -49,10 +53,10 @@ def model_of(kind):
 
 def batch_of(scheme="zigzag", seed=0):
     if scheme != "per_document_zigzag":
-        collate = PackedCollator(row_length=48)
-        tokens = torch.randint(1, 96, (2, 48), generator=torch.Generator().manual_seed(seed))
-        rows = [{"input_ids": ids[: sum(row)], "seq_lengths": row} for row, ids in zip(ROWS, tokens, strict=True)]
-        return collate(rows)
+        lengths, row_length = ROWS[scheme]
+        tokens = torch.randint(1, 96, (len(lengths), row_length), generator=torch.Generator().manual_seed(seed))
+        rows = [{"input_ids": ids[: sum(row)], "seq_lengths": row} for row, ids in zip(lengths, tokens, strict=True)]
+        return PackedCollator(row_length=row_length)(rows)
     doc_ids = torch.tensor([[1] * 13 + [0] * 3 + [2] * 8 + [3] * 22 + [0] * 2, [1] * 37 + [0] * 3 + [2] * 5 + [0] * 3])
     params = packed_seq_params_from_doc_ids(doc_ids)
     tokens = torch.randint(1, 96, (2, 48), generator=torch.Generator().manual_seed(seed))
@@ -68,7 +72,7 @@ def batch_of(scheme="zigzag", seed=0):
 def real_tokens(batch, scheme):
     if "doc_ids" in batch:
         return batch["doc_ids"] != 0
-    return doc_ids_from_seq_lengths(ROWS, 48) != 0
+    return doc_ids_from_seq_lengths(*ROWS[scheme]) != 0
 
 
 def one_process(kind, batch):
@@ -89,17 +93,19 @@ def over_ranks(kind, scheme, batch, group):
         logits = parallel.gather(output.logits.detach(), local["context_shard"])
     loss = output.loss.detach().clone()
     dist.all_reduce(loss, group=parallel.group)
-    return logits, loss, [parameter.grad for parameter in model.parameters()]
+    remote = any(plan.exchange.remote for plan in local["context_shard"].plans.values())
+    return logits, loss, [parameter.grad for parameter in model.parameters()], remote
 
 
 def differences(kind, scheme, batch, group):
-    logits, loss, gradients = over_ranks(kind, scheme, batch, group)
+    logits, loss, gradients, remote = over_ranks(kind, scheme, batch, group)
     expected, expected_loss, expected_gradients = one_process(kind, batch)
     real = real_tokens(batch, scheme)
     return {
         "logits": (logits - expected)[real].abs().max().item(),
         "loss": (loss - expected_loss).abs().item(),
         "gradients": max((a - b).abs().max().item() for a, b in zip(gradients, expected_gradients, strict=True)),
+        "remote": remote,
         "scale": (expected[real].abs().max().item(), max(gradient.abs().max().item() for gradient in expected_gradients)),
     }
 
@@ -139,6 +145,7 @@ def test_logits_loss_and_gradients_equal_one_process(measured, case):
     assert found["loss"] < 1e-5
     assert found["gradients"] < 1e-5
     assert min(found["scale"]) > 0.1
+    assert found["remote"]
 
 
 def test_without_the_boundaries_logits_would_move(measured):
@@ -163,6 +170,17 @@ def alone(tmp_path):
 def test_one_rank_is_the_whole_batch(alone):
     found = differences("llama", "zigzag", batch_of(), alone)
     assert max(found["logits"], found["loss"], found["gradients"]) < 1e-5
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma2", "gemma3", "gpt2", "gpt_oss", "opt"])
+def test_windows_soft_caps_and_sinks_of_other_models_reach_the_shards(alone, architecture):
+    batch = packed_batch()
+    model = tiny_model(architecture, neatpack.hf.register())
+    expected = model(**batch).logits
+    with neatpack.hf.context_parallel(model, alone) as parallel:
+        local = parallel.shard(batch)
+        logits = parallel.gather(model(**local).logits, local["context_shard"])
+    assert (logits - expected)[torch.tensor(DOC_IDS) != 0].abs().max() < 1e-5
 
 
 def test_a_batch_that_was_not_sharded_is_refused(alone):

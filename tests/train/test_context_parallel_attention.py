@@ -16,11 +16,14 @@ from neatpack.packed_seq import packed_seq_params_from_doc_ids
 from neatpack.train.context_parallel import context_parallel_attention, gather_tensor, shard_params, shard_tensor
 from neatpack.train.context_parallel.exchange import plan_exchange
 
-ROWS = [[29, 5, 9], [3, 20, 25]]  # rows of 48, the first with 5 pads; documents straddle 2, 4 and 8 parts
-ALIGNED = [[16, 8, 24], [40, 8]]
+# Documents straddle 2, 4 and 8 ranks under every scheme: contiguous shards of two rows would end at the row on 2 ranks.
+ROWS = {
+    "contiguous": ([[29, 5, 30, 20]], 96),
+    "zigzag": ([[29, 5, 9], [3, 20, 25]], 48),
+    "per_document_zigzag": ([[16, 8, 24], [40, 8]], 48),
+}
 HEADS, KV_HEADS, DIM = 4, 2, 8
 
-SCHEMES = ["contiguous", "zigzag", "per_document_zigzag"]
 SETTINGS = {
     "causal": {},
     "window": {"window": 5},
@@ -34,19 +37,19 @@ SETTINGS = {
 
 
 def params_for(scheme):
-    rows = ALIGNED if scheme == "per_document_zigzag" else ROWS
-    return packed_seq_params_from_doc_ids(doc_ids_from_seq_lengths(rows, 48))
+    return packed_seq_params_from_doc_ids(doc_ids_from_seq_lengths(*ROWS[scheme]))
 
 
-def inputs():
+def inputs(shape=(2, 48)):
     generator = torch.Generator().manual_seed(3)
-    shapes = [(2, 48, HEADS, DIM), (2, 48, KV_HEADS, DIM), (2, 48, KV_HEADS, DIM), (2, 48, HEADS, DIM)]
-    return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    heads = [(HEADS, DIM), (KV_HEADS, DIM), (KV_HEADS, DIM), (HEADS, DIM)]
+    return [torch.randn(*shape, *each, generator=generator, dtype=torch.float64) for each in heads]
 
 
 def oracle(query, key, value, doc_ids, window=None, causal=True, **scores):
     """Dense attention under a mask written out from the definition; a pad sees the pads of its row."""
-    near = torch.arange(48)[:, None] - torch.arange(48)
+    tokens = torch.arange(doc_ids.shape[1])
+    near = tokens[:, None] - tokens
     allowed = doc_ids[:, :, None] == doc_ids[:, None, :]
     if causal:
         allowed = allowed & (near >= 0)
@@ -60,7 +63,7 @@ def compare(rank, world_size, scheme, settings, params=None):
     """Largest difference from the oracle: of the outputs, and of the gradients of query, key and value."""
     truth = params_for(scheme)
     shard = shard_params(params or truth, world_size, rank, scheme=scheme)
-    query, key, value, weight = inputs()
+    query, key, value, weight = inputs(truth.doc_ids.shape)
     whole = [tensor.clone().requires_grad_() for tensor in (query, key, value)]
     expected = oracle(*whole, truth.doc_ids, **settings)
     (expected * weight).sum().backward()
@@ -76,7 +79,7 @@ def compare(rank, world_size, scheme, settings, params=None):
 
 def cases(rank, world_size):
     results = {}
-    for scheme, (name, settings) in itertools.product(SCHEMES, SETTINGS.items()):
+    for scheme, (name, settings) in itertools.product(ROWS, SETTINGS.items()):
         results[scheme, name] = compare(rank, world_size, scheme, settings)
         attention_module.QUERY_BLOCK = 3
         results[scheme, name + "_in_blocks"] = compare(rank, world_size, scheme, settings)
@@ -138,9 +141,15 @@ def measured(request, tmp_path_factory):
 
 def test_every_scheme_and_setting_equals_one_process(measured):
     compared = {name: worst for name, worst in measured.items() if isinstance(name, tuple)}
-    assert len(compared) == 2 * len(SCHEMES) * len(SETTINGS)
+    assert len(compared) == 2 * len(ROWS) * len(SETTINGS)
     wrong = {name: worst for name, worst in compared.items() if max(worst) > 1e-12}
     assert wrong == {}
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("scheme", ROWS)
+def test_documents_of_these_cases_straddle_ranks(scheme, world_size):
+    assert plan_exchange(shard_params(params_for(scheme), world_size, 0, scheme=scheme), 2, True).remote
 
 
 def test_without_the_boundaries_the_ranks_would_differ(measured):
