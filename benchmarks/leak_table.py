@@ -1,0 +1,76 @@
+"""How far one document moves another, for every way people pass boundaries: `python benchmarks/leak_table.py`.
+
+A small random Llama in float32, two packed rows with padding; each entry is the probe's largest influence of one
+document's tokens on another document's logits. 0 is right. Prints the table of the README.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import LlamaConfig
+
+import neatpack
+import neatpack.hf
+from neatpack.audit.models import build_small
+from neatpack.convert import to_dense_mask
+
+ROWS = [
+    {"input_ids": [], "seq_lengths": [5, 7]},
+    {"input_ids": [], "seq_lengths": [6, 4, 6]},
+]
+IMPLEMENTATIONS = ("eager", "sdpa", "packed_varlen")
+
+
+def packed_batch() -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(0)
+    for row in ROWS:
+        row["input_ids"] = torch.randint(3, 120, (sum(row["seq_lengths"]),), generator=generator).tolist()
+    return neatpack.PackedCollator(return_doc_ids=True, return_params=True)(ROWS)
+
+
+def ways(batch: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Batches that say where documents end, each in its own way."""
+    ids, positions, doc_ids = batch["input_ids"], batch["position_ids"], batch["doc_ids"]
+    flash = neatpack.to_flash_attention_kwargs(batch["packed_seq_params"])
+    ones, real = torch.ones_like(ids), (doc_ids != 0).long()
+    return {
+        "`attention_mask` of 1 and 0": {"input_ids": ids, "attention_mask": real},
+        "`attention_mask` of document indices": {"input_ids": ids, "attention_mask": doc_ids},
+        "`position_ids` that restart": {"input_ids": ids, "position_ids": positions},
+        "... and an `attention_mask` of ones": {"input_ids": ids, "position_ids": positions, "attention_mask": ones},
+        "flash kwargs (`cu_seq_lens_q`, ...)": {"input_ids": ids, **flash},
+        "flash kwargs, `position_ids`, 1/0 mask": {
+            "input_ids": ids, "position_ids": positions, "attention_mask": real, **flash,
+        },
+        "4-D bool mask": {
+            "input_ids": ids, "position_ids": positions, "attention_mask": to_dense_mask(batch["packed_seq_params"]),
+        },
+        "**`neatpack.PackedCollator`'s batch**": {
+            key: value for key, value in batch.items() if key not in ("labels", "doc_ids", "packed_seq_params")
+        },
+    }  # fmt: skip
+
+
+def entry(model: torch.nn.Module, batch: dict[str, Any], doc_ids: torch.Tensor) -> str:
+    """The probe's number, or that the call was refused."""
+    try:
+        report = neatpack.check_isolation(model, batch, doc_ids=doc_ids)
+    except neatpack.PackError:
+        return "refused"
+    return f"**leaks** {report.max_influence:.1f}" if report.max_influence > report.tolerance else "0"
+
+
+def main() -> None:
+    neatpack.hf.register()
+    batch = packed_batch()
+    models = {name: build_small(LlamaConfig(num_key_value_heads=8), name, row_length=16) for name in IMPLEMENTATIONS}
+    print("| what the model is given | " + " | ".join(f"`{name}`" for name in IMPLEMENTATIONS) + " |")
+    print("|---|" + "---|" * len(IMPLEMENTATIONS))
+    for way, given in ways(batch).items():
+        print(f"| {way} | " + " | ".join(entry(model, given, batch["doc_ids"]) for model in models.values()) + " |")
+
+
+if __name__ == "__main__":
+    main()
