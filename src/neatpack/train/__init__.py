@@ -21,20 +21,26 @@ from neatpack.train.loss import document_logprobs as document_logprobs
 from neatpack.train.loss import packed_cross_entropy as packed_cross_entropy
 from neatpack.train.loss import reduce_token_losses as reduce_token_losses
 from neatpack.train.loss import target_weights as target_weights
+from neatpack.train.metrics import BatchMetrics as BatchMetrics
+from neatpack.train.metrics import batch_metrics as batch_metrics
+from neatpack.train.metrics import gather_metrics as gather_metrics
 from neatpack.train.pairs import group_documents as group_documents
 from neatpack.train.pairs import split_pairs as split_pairs
 
 __all__ = [
     "IGNORE_INDEX",
+    "BatchMetrics",
     "DocumentLogprobs",
     "DocumentSpans",
     "PackedCollator",
     "aligned_labels",
+    "batch_metrics",
     "check_labels",
     "count_items",
     "count_targets",
     "document_logprobs",
     "document_spans",
+    "gather_metrics",
     "group_documents",
     "mask_from_spans",
     "packed_cross_entropy",
