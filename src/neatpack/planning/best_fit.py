@@ -11,6 +11,7 @@ the blocks before it. Beyond the plan itself (8 bytes a document) that takes 4 b
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, insort
 from typing import NamedTuple
 
@@ -18,14 +19,6 @@ import numpy as np
 
 from neatpack.planning.histogram import BLOCK, Histogram
 from neatpack.planning.plan import Rows
-
-
-class _Range(NamedTuple):
-    """Open rows `first .. first + num`, alike: the same room left, the same number of pieces in each."""
-
-    first: int
-    num: int
-    depth: int
 
 
 class _Placements(NamedTuple):
@@ -65,88 +58,85 @@ def plan_best_fit(
 
 def _longest_first(lengths: np.ndarray, histogram: Histogram, rng: np.random.Generator | None) -> np.ndarray:
     """Indices `[num_pieces] int32` of the non-empty pieces from long to short; ties as given, or shuffled."""
-    shuffled = None
-    if rng is not None:
-        shuffled = np.arange(len(lengths), dtype=np.int32)
-        rng.shuffle(shuffled)
+    group_ends = np.cumsum(histogram.counts[::-1])[::-1]  # in the order, for each length
+    filled_to = group_ends - histogram.counts
+    order = np.empty(histogram.num_pieces, np.int32)
+    iota = np.arange(BLOCK)
     longest = int(histogram.lengths[-1]) if len(histogram.lengths) else 0
     key_type = np.uint32 if longest < 1 << 16 else np.uint64
-    place_in_block = np.arange(BLOCK, dtype=key_type)
-    filled_to = np.cumsum(histogram.counts[::-1])[::-1] - histogram.counts  # per length: its next place in the order
-    order = np.empty(histogram.num_pieces, np.int32)
+    top_keys = (iota + (longest << 16)).astype(key_type)
     for begin in range(0, len(lengths), BLOCK):
-        block = slice(begin, begin + BLOCK)
-        taken = lengths[block] if shuffled is None else lengths[shuffled[block]]
-        keys = np.subtract(longest, taken, dtype=np.int64).astype(key_type)
-        keys <<= key_type(16)
-        keys |= place_in_block[: len(keys)]
+        block = lengths[begin : begin + BLOCK]
+        keys = np.left_shift(block, 16, dtype=key_type, casting="unsafe")
+        np.subtract(top_keys[: len(keys)], keys, out=keys)
         keys.sort()
-        by_length = keys >> key_type(16)
-        starts = np.concatenate(([0], np.flatnonzero(by_length[1:] != by_length[:-1]) + 1, [len(keys)]))
-        run_lengths = longest - by_length[starts[:-1]].astype(np.int64)
-        if run_lengths[-1] == 0:  # the empty ones, placed nowhere
-            starts, run_lengths = starts[:-1], run_lengths[:-1]
+        starts, run_lengths = _runs(keys, longest)
         which = np.searchsorted(histogram.lengths, run_lengths)
         sizes = np.diff(starts)
-        places = np.arange(starts[-1]) + np.repeat(filled_to[which] - starts[:-1], sizes)
+        places = np.repeat(filled_to[which] - starts[:-1], sizes)
+        places += iota[: len(places)]
         filled_to[which] += sizes
-        places_in_block = (keys[: starts[-1]] & key_type(BLOCK - 1)).astype(np.int32)
-        order[places] = places_in_block + np.int32(begin) if shuffled is None else shuffled[block][places_in_block]
+        order[places] = np.add(keys[: len(places)].astype(np.uint16), begin, dtype=np.int32)
+    if rng is not None:
+        for end, count in zip(group_ends.tolist(), histogram.counts.tolist(), strict=True):
+            rng.shuffle(order[end - count : end])
     return order
 
 
-class _OpenRows:
-    """Rows with room left, as ranges by that room, tightest first."""
-
-    def __init__(self) -> None:
-        self._by_room: dict[int, list[_Range]] = {}
-        self._rooms: list[int] = []  # sorted: each room that some row has left
-
-    def take_tightest(self, length: int) -> tuple[int, _Range] | None:
-        """Remove and return the fullest range of rows that holds `length` more tokens, with its room."""
-        at = bisect_left(self._rooms, length)
-        if at == len(self._rooms):
-            return None
-        room = self._rooms[at]
-        ranges = self._by_room[room]
-        rows = ranges.pop()
-        if not ranges:
-            del self._rooms[at], self._by_room[room]
-        return room, rows
-
-    def put(self, rows: _Range, room: int) -> None:
-        """Give rows back with the room they have now."""
-        if room not in self._by_room:
-            insort(self._rooms, room)
-            self._by_room[room] = []
-        self._by_room[room].append(rows)
+def _runs(keys: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where runs of one length start in sorted keys, with the end of the last, and their lengths; without the empty ones."""
+    by_length = keys >> keys.dtype.type(16)
+    starts = np.concatenate(([0], np.flatnonzero(by_length[1:] != by_length[:-1]) + 1, [len(keys)]))
+    run_lengths = longest - by_length[starts[:-1]].astype(np.int64)
+    nonempty = len(run_lengths) - int(run_lengths[-1] == 0)
+    return starts[: nonempty + 1], run_lengths[:nonempty]
 
 
 def _place(histogram: Histogram, capacity: int, max_docs_per_row: int) -> _Placements:
-    open_rows = _OpenRows()
-    taken: list[int] = []  # flat: first row, rows, depth, pieces a row, their length; again and again
+    open_rows: dict[int, list[tuple[int, int, int]]] = {}  # by the room left: first row, how many rows, pieces in each
+    rooms: list[int] = []  # sorted: each room that some row has left
+    taken = array("q")  # flat: first row, rows, pieces there before, pieces each takes, their length; again and again
     num_rows = 0
+
+    def share(first: int, rows: int, depth: int, room: int, fits: int, length: int) -> None:
+        """Put `fits` pieces into each of these rows, and keep them open if room is left."""
+        if fits:
+            taken.extend((first, rows, depth, fits, length))
+        room_left = room - fits * length
+        if room_left and depth + fits < max_docs_per_row:
+            if room_left not in open_rows:
+                open_rows[room_left] = []
+                insort(rooms, room_left)
+            open_rows[room_left].append((first, rows, depth + fits))
+
     for length, left in zip(histogram.lengths[::-1].tolist(), histogram.counts[::-1].tolist(), strict=True):
         while left:
-            found = open_rows.take_tightest(length)
-            if found is None:
-                found = capacity, _Range(num_rows, -(-left // min(capacity // length, max_docs_per_row)), 0)
-                num_rows += found[1].num
-            room, rows = found
+            tightest = bisect_left(rooms, length)
+            if tightest < len(rooms):
+                room = rooms[tightest]
+                first, rows, depth = open_rows[room].pop()
+                if not open_rows[room]:
+                    del rooms[tightest], open_rows[room]
+            else:
+                room, first, depth = capacity, num_rows, 0
+                rows = -(-left // min(capacity // length, max_docs_per_row))
+                num_rows += rows
             # A row that takes one of these stays the tightest, so it takes them until no more fit.
-            per_row = min(room // length, max_docs_per_row - rows.depth)
-            full = min(left // per_row, rows.num)
-            rest = left - full * per_row if full < rows.num else 0
-            first = rows.first
-            for count, fits in ((full, per_row), (int(rest > 0), rest), (rows.num - full - (rest > 0), 0)):
-                if count:
-                    taken += (first, count, rows.depth, fits, length)
-                    depth, room_left = rows.depth + fits, room - fits * length
-                    if room_left and depth < max_docs_per_row:
-                        open_rows.put(_Range(first, count, depth), room_left)
-                    first += count
-            left -= full * per_row + rest
-    return _one_piece_a_row(np.array(taken, np.int64).reshape(-1, 5), num_rows)
+            per_row = min(room // length, max_docs_per_row - depth)
+            full, rest = divmod(left, per_row)
+            if full >= rows:
+                share(first, rows, depth, room, per_row, length)
+                left -= rows * per_row
+                continue
+            if full:
+                share(first, full, depth, room, per_row, length)
+            if rest:
+                share(first + full, 1, depth, room, rest, length)
+            untouched = full + (rest > 0)
+            if untouched < rows:
+                share(first + untouched, rows - untouched, depth, room, 0, length)
+            left = 0
+    return _one_piece_a_row(np.frombuffer(taken, np.int64).reshape(-1, 5), num_rows)
 
 
 def _one_piece_a_row(taken: np.ndarray, num_rows: int) -> _Placements:
@@ -154,7 +144,7 @@ def _one_piece_a_row(taken: np.ndarray, num_rows: int) -> _Placements:
     first, count, depth, fits, length = taken.T
     within = np.arange(fits.sum()) - np.repeat(np.cumsum(fits) - fits, fits)
     first, count, depth, length = (np.repeat(column, fits) for column in (first, count, depth, length))
-    return _Placements(first, count, depth + within, length, num_rows)
+    return _Placements(first, count, depth + within, length.astype(np.int32), num_rows)
 
 
 def _scatter(order: np.ndarray, placements: _Placements, labels: np.ndarray | None) -> Rows:
@@ -163,6 +153,7 @@ def _scatter(order: np.ndarray, placements: _Placements, labels: np.ndarray | No
     row_start = row_offsets[:-1] if labels is None else row_offsets[labels]
     pieces = np.empty_like(order)
     lengths = np.empty(len(order), np.int32)
+    iota = np.arange(BLOCK)
     ends = np.cumsum(placements.num)
     starts = ends - placements.num
     for begin in range(0, len(order), BLOCK):
@@ -170,8 +161,10 @@ def _scatter(order: np.ndarray, placements: _Placements, labels: np.ndarray | No
         low, high = np.searchsorted(ends, (begin, end - 1), side="right")
         runs = slice(low, high + 1)
         count = np.minimum(ends[runs], end) - np.maximum(starts[runs], begin)
-        rows = np.arange(begin, end) + np.repeat(placements.first[runs] - starts[runs], count)
-        slots = row_start[rows] + np.repeat(placements.depth[runs], count)
+        rows = np.repeat(placements.first[runs] - starts[runs] + begin, count)
+        rows += iota[: end - begin]
+        slots = row_start[rows]
+        slots += np.repeat(placements.depth[runs], count)
         pieces[slots] = order[begin:end]
         lengths[slots] = np.repeat(placements.length[runs], count)
     return Rows(pieces, lengths, row_offsets)
@@ -179,10 +172,14 @@ def _scatter(order: np.ndarray, placements: _Placements, labels: np.ndarray | No
 
 def _row_offsets(placements: _Placements, labels: np.ndarray | None) -> np.ndarray:
     """Offsets `[R+1]` of the rows in the output."""
-    rows = placements.num_rows
-    starts = np.bincount(placements.first, minlength=rows + 1)
-    ends = np.bincount(placements.first + placements.num, minlength=rows + 1)
-    per_row = np.cumsum(starts - ends)[:rows]
-    if labels is not None:
-        per_row[labels] = per_row.copy()
-    return np.concatenate(([0], np.cumsum(per_row, dtype=np.int64)))
+    per_row = np.zeros(placements.num_rows + 1, np.int64)
+    np.add.at(per_row, placements.first, 1)
+    np.subtract.at(per_row, placements.first + placements.num, 1)
+    np.cumsum(per_row, out=per_row)
+    offsets = np.zeros_like(per_row)
+    if labels is None:
+        np.cumsum(per_row[:-1], out=offsets[1:])
+    else:
+        offsets[labels + 1] = per_row[:-1]
+        np.cumsum(offsets, out=offsets)
+    return offsets
