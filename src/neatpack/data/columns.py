@@ -177,8 +177,12 @@ def _check_lengths(name: str, lengths: np.ndarray, expected: np.ndarray) -> None
 
 
 def _check_values(name: str, values: np.ndarray, offsets: np.ndarray, low: int, high: int, reason: str, expected: str) -> None:
-    """Refuse values outside `low <= value < high`; two passes that allocate nothing when all is well."""
-    if not len(values) or (int(values.min()) >= low and int(values.max()) < high):
+    """Refuse values outside `low <= value < high`; one pass that allocates nothing where all is well."""
+    if not len(values):
+        return
+    # Seen as unsigned, a negative number is a very large one.
+    unsigned = values.view(f"u{values.itemsize}") if values.dtype.kind == "i" else values
+    if int(unsigned.max()) < high and (low == 0 or int(values.min()) >= low):
         return
     _refuse_where((values < low) | (values >= high), name, values, offsets, reason, expected)
 

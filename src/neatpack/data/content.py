@@ -69,9 +69,9 @@ class ContentHash:
         if len(ids) > len(self._powers):
             self._powers, self._inverses = _powers(_BASE, len(ids)), _powers(_INVERSE, len(ids))
         # Weights that add up to one: labels that repeat the ids give the ids themselves.
-        values = ids.astype(np.int64).view(np.uint64)
+        values = ids.astype(np.int64, copy=False).view(np.uint64)
         if labels is not None:
-            other = labels.astype(np.int64).view(np.uint64)
+            other = labels.astype(np.int64, copy=False).view(np.uint64)
             values = values * np.uint64((1 - _LABEL_WEIGHT) & _MASK) + other * np.uint64(_LABEL_WEIGHT)
         # Plus one, so that documents of zeros differ by their lengths in more than the mixing below.
         sums = np.add.reduceat((values + np.uint64(1)) * self._powers[: len(ids)], starts)

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ import numpy as np
 from neatpack.data.options import PackOptions
 from neatpack.data.sources import SourceList, find_parts, source_names
 from neatpack.data.store import (
-    MANIFEST_VERSION,
     check_target,
     describe_content,
     row_schema,
@@ -145,7 +145,7 @@ def pack(
     tokenizer = load_tokenizer(chosen).info
     found = find_parts(given, chosen.include)
     job = {
-        "version": MANIFEST_VERSION,
+        "neatpack": version("neatpack"),
         "options": chosen.to_json(),
         "source": found.fingerprint(),
         "tokenizer": asdict(tokenizer),
