@@ -1,0 +1,65 @@
+"""How planning grows with documents: `python benchmarks/plan_scale.py [documents ...]`, by default to 10 million.
+
+Each size runs in a process of its own, since peak memory is a number of the process: it is reported above what the process
+held with the lengths in place, in bytes a document. 100 million documents (`python benchmarks/plan_scale.py 100000000`) take
+about 3 GB in all. Linear means a steady number of nanoseconds a document.
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+from neatpack.planning import StreamPlanner, plan_rows
+
+SIZES = [100_000, 1_000_000, 10_000_000]
+CAPACITY = 4096
+STREAM_LIMIT = 1_000_000
+
+
+def lognormal(documents: int) -> np.ndarray:
+    """In blocks, so that making the lengths takes no more memory than planning them."""
+    rng, lengths = np.random.default_rng(0), np.empty(documents, np.int32)
+    for begin in range(0, documents, 1 << 20):
+        block = lengths[begin : begin + (1 << 20)]
+        block[:] = np.clip(rng.lognormal(6, 1, len(block)), 1, CAPACITY)
+    return lengths
+
+
+def peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def measure(documents: int) -> None:
+    """Print the figures of one size; the body of a child process."""
+    lengths = lognormal(documents)
+    plan_rows(lengths[:1000], CAPACITY)
+    before, begin = peak_bytes(), time.process_time()
+    plan = plan_rows(lengths, CAPACITY)
+    seconds, memory = time.process_time() - begin, (peak_bytes() - before) / documents
+    rows, bound = plan.num_rows, plan.lower_bound
+    stream = "-"
+    if documents <= STREAM_LIMIT:
+        planner, begin = StreamPlanner(CAPACITY), time.process_time()
+        stream_rows = len(planner.extend(lengths)) + len(planner.flush())
+        taken = time.process_time() - begin
+        stream = f"{documents / taken / 1000:,.0f} k documents/s, {lengths.sum() / stream_rows / CAPACITY:.4%} full"
+    print(f"| {documents:,} | {seconds:.3f} | {seconds / documents * 1e9:.1f} | {memory:.1f} | +{rows - bound} | {stream} |")
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["measure"]:
+        measure(int(sys.argv[2]))
+        return
+    print("| documents | CPU seconds | ns a document | peak bytes a document | rows over the bound | StreamPlanner |")
+    print("|---|---|---|---|---|---|", flush=True)
+    for documents in [int(argument) for argument in sys.argv[1:]] or SIZES:
+        subprocess.run([sys.executable, __file__, "measure", str(documents)], check=True)
+
+
+if __name__ == "__main__":
+    main()
