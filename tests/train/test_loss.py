@@ -5,7 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
+import torch.multiprocessing
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from neatpack import packed_seq_params_from_doc_ids
 from neatpack.convert.doc_map import doc_ids_from_seq_lengths
@@ -285,6 +287,86 @@ def test_a_document_moves_its_own_logprob_only_and_without_boundaries_another():
     assert (document_logprobs(logits, labels_moved, params).sum == before).all()
     merged = params_of(torch.ones_like(params.doc_ids))
     assert (document_logprobs(logits, labels_moved, merged).sum != document_logprobs(logits, labels, merged).sum).all()
+
+
+class LargestFloat32(TorchDispatchMode):
+    """The most float32 numbers that any tensor made meanwhile holds."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple) else (result,):
+            if isinstance(tensor, torch.Tensor) and tensor.dtype == torch.float32:
+                self.numbers = max(self.numbers, tensor.numel())
+        return result
+
+
+@pytest.mark.parametrize("reduction", [*SCALARS, "none"])
+def test_no_float32_tensor_is_ever_larger_than_a_chunk(reduction):
+    params = params_of(random_doc_ids(np.random.default_rng(0), 4, 64))
+    logits = torch.randn(4, 64, 500, dtype=torch.bfloat16, requires_grad=True)
+    labels = torch.randint(0, 500, (4, 64))
+    with LargestFloat32() as made:
+        loss = packed_cross_entropy(
+            logits, labels, params, reduction=reduction, label_smoothing=0.1, z_loss=1e-4, chunk_size=16
+        )
+        loss.sum().backward()
+    assert made.numbers == 16 * 500
+    with LargestFloat32() as made:
+        F.cross_entropy(logits.float().flatten(0, 1), labels.flatten()).backward()
+    assert made.numbers == 4 * 64 * 500  # the whole, as a plain loss makes it
+
+
+class Bigram(torch.nn.Module):
+    """Logits from each token alone, so that no attention has a part in the comparison."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = torch.nn.Embedding(VOCABULARY, 8, dtype=torch.float64)
+        self.head = torch.nn.Linear(8, VOCABULARY, dtype=torch.float64)
+
+    def forward(self, ids):
+        return self.head(self.embed(ids))
+
+
+def _train_on_rank(rank, rendezvous, folder):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+    model = torch.nn.parallel.DistributedDataParallel(Bigram())
+    _, labels, params = packing(5, batch=6)
+    own = [
+        (labels[rows], params_of(params.doc_ids[rows]))
+        for rows in ([slice(0, 1), slice(1, 2)], [slice(2, 5), slice(5, 6)])[rank]
+    ]
+    found = {}
+    for reduction in SCALARS:
+        model.zero_grad()
+        num_items = sum(count_items(*batch, reduction=reduction) for batch in own)
+        torch.distributed.all_reduce(num_items)
+        total = 0.0
+        for number, (own_labels, own_params) in enumerate(own):
+            model.require_backward_grad_sync = number == len(own) - 1
+            logits = model(own_labels.clamp(min=0))
+            loss = packed_cross_entropy(logits, own_labels, own_params, reduction=reduction, num_items=num_items)
+            (2 * loss).backward()
+            total += loss.item()
+        found[reduction] = (total, [parameter.grad.clone() for parameter in model.parameters()])
+    torch.save(found, f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def test_two_ranks_with_accumulation_take_the_step_of_all_their_documents(tmp_path):
+    torch.multiprocessing.spawn(_train_on_rank, args=(tmp_path / "rendezvous", tmp_path), nprocs=2)
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    _, labels, params = packing(5, batch=6)
+    for reduction in SCALARS:
+        model = Bigram()
+        loss = reduced_by_definition(alone(model(labels.clamp(min=0)), labels, params), reduction)
+        loss.backward()
+        assert first[reduction][0] + second[reduction][0] == pytest.approx(loss.item(), abs=1e-12)
+        for parameter, grad in zip(model.parameters(), first[reduction][1], strict=True):
+            torch.testing.assert_close(grad, parameter.grad, rtol=0, atol=1e-13)
 
 
 # The faults that packed training is known for, as data: token losses made to order.
