@@ -6,6 +6,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from neatpack.data import PackedDataset as PackedDataset
+    from neatpack.data import lengths_of as lengths_of
     from neatpack.errors import PackError as PackError
     from neatpack.isolation import IsolationReport as IsolationReport
     from neatpack.isolation import check_isolation as check_isolation
@@ -25,8 +27,10 @@ _PUBLIC = {
     "PackError": "neatpack.errors",
     "PackPlan": "neatpack.planning",
     "PackedCollator": "neatpack.train",
+    "PackedDataset": "neatpack.data",
     "PackedSeqParams": "neatpack.packed_seq",
     "check_isolation": "neatpack.isolation",
+    "lengths_of": "neatpack.data",
     "packed_seq_params_from_doc_ids": "neatpack.packed_seq",
     "plan_rows": "neatpack.planning",
     "to_flash_attention_kwargs": "neatpack.packed_seq",

@@ -6,12 +6,17 @@ tokens    token files between the two steps             rows      the gather
 work      the units of work                             store     shards, manifest, the atomic finish
 workplace the folder of an unfinished run               verify    is a packed folder right? by the hash in content
 pack      the pipeline: start reading here
+
+dataset   virtual rows over a source and a plan         opening   sources with random access, here and in workers
+table     documents by number; flat their values        in_memory records as Python holds them
 """
 
+from neatpack.data.dataset import PackedDataset as PackedDataset
+from neatpack.data.dataset import lengths_of as lengths_of
 from neatpack.data.options import PackOptions as PackOptions
 from neatpack.data.pack import PackSummary as PackSummary
 from neatpack.data.pack import pack as pack
 from neatpack.data.verify import VerifyReport as VerifyReport
 from neatpack.data.verify import verify as verify
 
-__all__ = ["PackOptions", "PackSummary", "VerifyReport", "pack", "verify"]
+__all__ = ["PackOptions", "PackSummary", "PackedDataset", "VerifyReport", "lengths_of", "pack", "verify"]

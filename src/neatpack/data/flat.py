@@ -38,7 +38,7 @@ class NumberColumn:
         kinds = {chunk.dtype for chunk in chunks if chunk.size} or {np.dtype(np.int64)}
         self.dtype = kinds.pop() if len(kinds) == 1 else np.result_type(*kinds)
         same = [np.ascontiguousarray(chunk, self.dtype) for chunk in chunks]
-        self._views = [chunk.view(np.uint8).data for chunk in same]
+        self._views: list[Any] = [chunk.view(np.uint8).data for chunk in same]
         self._firsts = _firsts(same)
         self.size = int(self._firsts[-1])
 
@@ -95,11 +95,12 @@ class ValueColumn:
     def take(self, documents: np.ndarray) -> np.ndarray | list[Any]:
         """The values of `documents [N]`."""
         if self._numbers is not None:
-            return self._numbers[documents]
+            values: np.ndarray | list[Any] = self._numbers[documents]
+            return values
         chunks = _chunk_of(self._firsts, documents)
         within = (documents - self._firsts[chunks]).tolist()
-        values = [self._chunks[chunk][index] for chunk, index in zip(chunks.tolist(), within, strict=True)]
-        return [value.as_py() if isinstance(value, pa.Scalar) else value for value in values]
+        found = [self._chunks[chunk][index] for chunk, index in zip(chunks.tolist(), within, strict=True)]
+        return [value.as_py() if isinstance(value, pa.Scalar) else value for value in found]
 
 
 def _as_numbers(chunks: list[Any]) -> np.ndarray | None:

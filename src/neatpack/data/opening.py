@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from neatpack.data.flat import Column, NumberColumn, ValueColumn
-from neatpack.data.records import IDS, SEQ_LENGTHS
+from neatpack.data.in_memory import Document, documents_of
+from neatpack.data.records import IDS
 from neatpack.data.sources import Part, find_parts
 from neatpack.data.table import DocumentTable, table_of_arrow
 from neatpack.errors import SourceError
@@ -148,7 +149,7 @@ def _read_files(files: _Files) -> pa.Table:
             raise SourceError(f"{path}: not readable as {files.format} ({error}). Write it anew.") from error
         if not tables[-1].schema.equals(tables[0].schema):
             raise SourceError(
-                f"{path}: other columns or types than {files.paths[0]}: {_columns(tables[-1])}; expected {_columns(tables[0])}. "
+                f"{path}: has {_columns(tables[-1])}; expected {_columns(tables[0])}, as in {files.paths[0]}. "
                 "Open them one by one, or bring them to one schema."
             )
     return pa.concat_tables(tables)
@@ -176,27 +177,23 @@ def _read_parquet(path: str) -> pa.Table:
 
 def _table_of_list(source: Sequence[Any] | np.ndarray) -> DocumentTable:
     """Documents in memory: every document is a chunk of its own, so arrays stay where they are."""
-    documents = [_columns_of(document, f"document {index}") for index, document in enumerate(source)]
-    names = list(documents[0]) if documents else [IDS]
-    for index, document in enumerate(documents):
-        if document.keys() != set(names):
+    documents: list[Document] = []
+    records = [0]
+    for index, record in enumerate(source):
+        documents += documents_of(record, f"record {index}")
+        records.append(len(documents))
+        if documents[-1:] and documents[-1].keys() != documents[0].keys():
             raise SourceError(
-                f"document {index} has columns {', '.join(document)}; document 0 has {', '.join(names)}. Give every document "
-                "the same."
+                f"record {index} has columns {', '.join(documents[-1])}; the first has {', '.join(documents[0])}. Give every "
+                "document the same."
             )
     tokens: dict[str, Column] = {}
     values: dict[str, ValueColumn] = {}
-    unusable: dict[str, str] = {}
-    for name in names:
+    for name in documents[0] if documents else [IDS]:
         column = [document[name] for document in documents]
-        fault = _fault_of(name, column, documents)
-        if fault is None and all(isinstance(value, np.ndarray) for value in column):
+        if all(isinstance(value, np.ndarray) for value in column):
             tokens[name] = NumberColumn(column)
-        elif fault is None:
-            values[name] = ValueColumn([column])
         else:
-            unusable[name] = fault
-    lengths = [len(document[IDS]) for document in documents]
-    return DocumentTable(starts=np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))), tokens=tokens, values=values, unusable=unusable)
-
-
+            values[name] = ValueColumn([column])
+    starts = np.concatenate(([0], np.cumsum([len(document[IDS]) for document in documents], dtype=np.int64)))
+    return DocumentTable(starts=starts, tokens=tokens, values=values, records=np.array(records))

@@ -13,9 +13,10 @@ import numpy as np
 import pyarrow as pa
 
 from neatpack.data.columns import list_parts
-from neatpack.data.flat import Column, NumberColumn, ValueColumn
+from neatpack.data.flat import BitColumn, Column, NumberColumn, ValueColumn
 from neatpack.data.records import IDS, LABELS, SEQ_LENGTHS
 from neatpack.errors import SourceError
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DocumentTable:
@@ -156,7 +157,9 @@ class _Lists:
         fault = None
         if any(chunk.null_count for chunk in chunks):
             fault = "it has null lists"
-        elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind)):
+        elif not (
+            pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind)
+        ):
             fault = f"its lists hold {kind}, not numbers"
         elif not pa.types.is_null(kind) and any(values.null_count for values, _ in parts):
             fault = "its lists hold nulls"
@@ -184,12 +187,11 @@ class _Sorter:
             self._sort_values(name, kind)
             return
         lists = _Lists.read(self._table, name)
-        packed = self._records is not None
-        if packed and name == LABELS and any(chunk.null_count for chunk in lists.chunks):
+        if self._records is not None and name == LABELS and any(chunk.null_count for chunk in lists.chunks):
             self.tokens[name] = FilledLabels(lists.chunks, self.tokens[IDS], self._ids.starts)
         elif lists.column is not None and np.array_equal(lists.starts, self._ids.starts):
             self.tokens[name] = lists.column
-        elif packed and np.array_equal(lists.starts, self._records):
+        elif self._records is not None and np.array_equal(lists.starts, self._records):
             self.values[name] = ValueColumn([chunk.flatten() for chunk in lists.chunks])
         else:
             self.unusable[name] = lists.fault or _other_lengths(lists.starts, self._ids.starts)

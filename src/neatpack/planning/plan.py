@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -180,6 +180,16 @@ class PackPlan:
         """Sums of `values [N]` over each row, `[R]`; 64 bits wide."""
         sums: np.ndarray = np.add.reduceat(values, self.row_offsets[:-1], dtype=np.result_type(values, np.int64))
         return sums
+
+    def __getstate__(self) -> dict[str, Any]:
+        whole = self.start.strides == (0,)  # pickled as they are, starts that take no memory would take 4 bytes a slice
+        return {**self.__dict__, "start": self.start.dtype if whole else self.start}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        start = state["start"]
+        if isinstance(start, np.dtype):
+            start = np.broadcast_to(start.type(0), state["doc"].shape)
+        self.__dict__.update(state, start=start)
 
     def __len__(self) -> int:
         return self.num_rows
