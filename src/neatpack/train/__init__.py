@@ -15,6 +15,8 @@ from neatpack.train.labels import count_targets as count_targets
 from neatpack.train.labels import mask_from_spans as mask_from_spans
 from neatpack.train.labels import prediction_targets as prediction_targets
 from neatpack.train.labels import shift_within_documents as shift_within_documents
+from neatpack.train.linear_loss import linear_token_cross_entropy as linear_token_cross_entropy
+from neatpack.train.linear_loss import packed_linear_cross_entropy as packed_linear_cross_entropy
 from neatpack.train.loss import DocumentLogprobs as DocumentLogprobs
 from neatpack.train.loss import count_items as count_items
 from neatpack.train.loss import document_logprobs as document_logprobs
@@ -42,8 +44,10 @@ __all__ = [
     "document_spans",
     "gather_metrics",
     "group_documents",
+    "linear_token_cross_entropy",
     "mask_from_spans",
     "packed_cross_entropy",
+    "packed_linear_cross_entropy",
     "pad_documents",
     "pool_documents",
     "prediction_targets",

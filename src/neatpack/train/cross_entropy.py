@@ -139,11 +139,11 @@ def wide_dtype(tensor: torch.Tensor) -> torch.dtype:
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
-def chunk_tokens(vocabulary: int, chunk_size: int | None) -> int:
-    """Tokens worked on at a time."""
+def chunk_tokens(vocabulary: int, chunk_size: int | None, numbers: int = CHUNK_NUMBERS) -> int:
+    """Tokens worked on at a time: as asked, or as many as make `numbers` logits."""
     if chunk_size is not None and chunk_size < 1:
         raise MetadataError(f"chunk_size is {chunk_size}; work on at least one token at a time, or give None.")
-    return chunk_size or max(1, CHUNK_NUMBERS // max(vocabulary, 1))
+    return chunk_size or max(1, numbers // max(vocabulary, 1))
 
 
 def pieces(tokens: torch.Tensor, size: int) -> Iterator[tuple[slice, slice]]:

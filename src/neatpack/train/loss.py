@@ -103,7 +103,7 @@ def packed_cross_entropy(
         >>> packed_cross_entropy(torch.zeros(1, 6, 2), labels, params, reduction="none")
         tensor([0.6931, 0.6931])
     """
-    _check_reduction(reduction)
+    check_reduction(reduction)
     targets = prediction_targets(labels, params, shift=shift, ignore_index=ignore_index)
     losses = token_cross_entropy(
         logits, targets, ignore_index=ignore_index, label_smoothing=label_smoothing, z_loss=z_loss, chunk_size=chunk_size
@@ -134,7 +134,7 @@ def reduce_token_losses(
     Raises:
         MetadataError: an unknown reduction, or `num_items` where nothing is divided by it.
     """
-    _check_reduction(reduction)
+    check_reduction(reduction)
     losses = losses.masked_fill(~counted, 0)
     if reduction == "none":
         if num_items is not None:
@@ -176,7 +176,7 @@ def target_weights(
         >>> target_weights(torch.tensor([[0, 1, 0, 1, 1, 0]]), params, reduction="document").tolist()
         [[1.0, 0.0, 0.5, 0.5, 0.0, 0.0]]
     """
-    _check_reduction(reduction)
+    check_reduction(reduction)
     targets = prediction_targets(labels, params, shift=shift, ignore_index=ignore_index)
     return _weights(targets != ignore_index, params, reduction, dtype)
 
@@ -263,6 +263,7 @@ def _weights(counted: torch.Tensor, params: PackedSeqParams, reduction: Reductio
     return weights * counts.pow(power)[segment_index(params, flat=True)[0].long()].reshape(weights.shape)
 
 
-def _check_reduction(reduction: str) -> None:
+def check_reduction(reduction: str) -> None:
+    """Refuse what is no reduction."""
     if reduction not in REDUCTIONS:
         raise MetadataError(f"unknown reduction {reduction!r}: choose one of {', '.join(REDUCTIONS)}.")
