@@ -106,10 +106,32 @@ class TestPositions:
         assert doc_ids_from_position_ids(torch.tensor([0, 1, 2, 0, 1])).tolist() == [[1, 1, 1, 2, 2]]
 
     def test_multimodal_positions_are_refused_with_the_way_out(self):  # F-067, F-068
-        positions = torch.arange(4).expand(3, 1, 4)
-        with pytest.raises(MetadataError, match=r"\(3, 1, 4\).*mRoPE.*pass one axis, position_ids\[0\]"):
+        positions = torch.arange(4).expand(3, 1, 4).clone()
+        assert params_of(doc_ids_from_position_ids(positions)).cu_seqlens.tolist() == [0, 4]  # text: the axes agree
+        positions[2, 0, 3] = 1
+        with pytest.raises(MetadataError, match=r"\(3, 1, 4\).*mRoPE.*doc_ids_from_seq_lengths"):
             doc_ids_from_position_ids(positions)
-        assert params_of(doc_ids_from_position_ids(positions[0])).cu_seqlens.tolist() == [0, 4]
+
+    @pytest.mark.parametrize(
+        ("positions", "message"),
+        [
+            ([0, 1, 2, 2, 2, 4], r"position_ids\[0\] goes from 2 to 2 at 3, and its documents start at 0.*seq_lengths"),
+            ([0, 1, 2, 1, 2, 3], "goes from 2 to 1 at 3"),
+            ([0, 1, 9, 10, 5, 6], "goes from 10 to 5 at 4"),
+            ([2, 3, 2, 0, 1, 2], "goes from 3 to 2 at 2, and its documents start at 0"),
+        ],
+    )
+    def test_a_break_that_is_no_restart_is_refused(self, positions, message):  # F-040
+        with pytest.raises(MetadataError, match=message):
+            doc_ids_from_position_ids(torch.tensor([positions]))
+
+    def test_a_later_chunk_may_come_first_or_lie_ahead(self):  # F-075
+        positions = torch.tensor([[4, 5, 0, 1, 0], [0, 1, 8, 9, 0], [7, 8, 9, 10, 7]])
+        assert doc_ids_from_position_ids(positions).tolist() == [[1, 1, 2, 2, 3], [1, 1, 2, 2, 3], [1, 1, 1, 1, 2]]
+
+    def test_padding_between_documents_hides_no_start(self):
+        positions, mask = torch.tensor([[0, 1, 1, 5, 6]]), torch.tensor([[1, 1, 0, 1, 1]])
+        assert doc_ids_from_position_ids(positions, mask).tolist() == [[1, 1, 0, 2, 2]]
 
     def test_negative_positions_are_padding(self):  # F-066
         assert doc_ids_from_position_ids(torch.tensor([[0, 1, 0, 1, -1, -1]])).tolist() == [[1, 1, 2, 2, 0, 0]]

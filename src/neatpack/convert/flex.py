@@ -57,7 +57,8 @@ def to_block_mask(
     """Build the `BlockMask` of a packed batch from its offsets (form A): batch B, one for all heads, `[B, 1, S, S]`.
 
     Equal to `create_block_mask(to_mask_mod(params), B, None, S, S)`, without evaluating S*S pairs. For a batch that is
-    flattened to `[1, B*S]` convert `flatten_params(params)`.
+    flattened to `[1, B*S]` convert `flatten_params(params)`. Where a `score_mod` goes with it, pad rows to a multiple of the
+    block (`PackedCollator(pad_to_multiple_of=128)`): at other lengths its backward pass has given NaN.
 
     Args:
         params: the batch's metadata. Convert on the CPU (an accelerator reports to the host) and move the result.

@@ -6,7 +6,7 @@ guessed again; here a foreign record is read once, checked, and refused where it
 | from | cannot know, so it is refused or asked for |
 |---|---|
 | `cu_seqlens` | which segments are padding |
-| position ids | a chunk that continues its neighbour's count; padding that repeats one position |
+| position ids | a chunk that continues its neighbour's count; padding that repeats one position; image tokens on several axes |
 | an indexed 2-D mask | whether 0 and 1 mean one document or a plain padding mask |
 | EOS tokens | an EOS that was cut off; padding that is itself EOS |
 
@@ -36,7 +36,7 @@ def doc_ids_from_cu_seqlens(
     """Build a document map from offsets over a flattened batch (form A or B; form C with `real_lengths`).
 
     Offsets cannot say which segments are padding, so each segment is taken for a document unless the caller names it.
-    Repeats of the last offset (a static number of segments) are dropped.
+    Repeats of the last offset (a static number of segments) are dropped, and so are negative entries behind the offsets.
 
     Args:
         cu_seqlens: `[N+1]` offsets, strictly increasing from 0 up to repeats of the last.
@@ -84,26 +84,29 @@ def doc_ids_from_cu_seqlens(
 def doc_ids_from_position_ids(position_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
     """Build a document map from position ids: a document starts wherever a position is not its neighbour's successor.
 
-    Restarts may be at any value (0, `padding_idx + 1`, the offset of a later chunk). A chunk that happens to continue its
-    neighbour's count merges with it: positions cannot show that boundary, so keep `seq_lengths` instead.
+    Documents start at one value, the lowest of their row (0, `padding_idx + 1`), or ahead of where the one before ended (a
+    later chunk). A position that repeats or falls to another value is that of an image token as likely as that of a chunk,
+    and refused. A chunk that happens to continue its neighbour's count merges with it: positions cannot show that boundary,
+    so keep `seq_lengths` instead.
 
     Args:
-        position_ids: `[B, S]` integers, or `[S]` for one row. Negative positions are padding.
+        position_ids: `[B, S]` integers, or `[S]` for one row. Negative positions are padding. On several axes
+            (`[3, B, S]`, mRoPE) they must agree, as they do for text.
         attention_mask: `[B, S]`, 0 for padding. Needed when rows end in padding that repeats one position.
 
     Returns:
         `[B, S] int64` on the device of `position_ids`, documents numbered from 1 in each row.
 
     Raises:
-        MetadataError: three-dimensional (multimodal) positions; without a mask, a row that ends by repeating one position,
-            where padding and one-token documents look alike.
+        MetadataError: axes that differ (multimodal positions), or one that repeats or falls, but to no start; without
+            a mask, a row that ends by repeating one position, where padding and one-token documents look alike.
         MetadataTypeError: None, or not integers.
 
     Example:
         >>> doc_ids_from_position_ids(torch.tensor([2, 3, 4, 2, 3])).tolist()
         [[1, 1, 1, 2, 2]]
     """
-    positions = _integer_map("position_ids", position_ids)
+    positions = _integer_map("position_ids", _text_axis(position_ids))
     pads = positions < 0
     if attention_mask is not None:
         pads |= _padding(attention_mask, positions.shape)
@@ -117,6 +120,7 @@ def doc_ids_from_position_ids(position_ids: torch.Tensor, attention_mask: torch.
             )
     starts = np.ones(positions.shape, bool)
     starts[:, 1:] = (positions[:, 1:] != positions[:, :-1] + 1) | pads[:, :-1]
+    _refuse_other_starts(positions, pads)
     return _number_runs(starts, pads).to(position_ids.device)
 
 
@@ -201,9 +205,31 @@ def doc_ids_from_eos(
     return _number_runs(starts, pads).to(input_ids.device)
 
 
+def _text_axis(position_ids: torch.Tensor) -> torch.Tensor:
+    """One axis of positions `[3, B, S]` or `[4, B, S]` that agree, as they do for text; anything else as it is."""
+    several = isinstance(position_ids, torch.Tensor) and position_ids.dim() == 3 and len(position_ids) in (3, 4)
+    return position_ids[0] if several and bool((position_ids == position_ids[:1]).all()) else position_ids
+
+
+def _refuse_other_starts(positions: np.ndarray, pads: np.ndarray) -> None:
+    """A position of a row that does not go up falls to the row's lowest, where documents start, or means something else."""
+    lowest = np.where(pads, np.iinfo(np.int64).max, positions).min(axis=1, keepdims=True, initial=np.iinfo(np.int64).max)
+    falls = (positions[:, 1:] <= positions[:, :-1]) & ~pads[:, 1:] & ~pads[:, :-1]
+    wrong = falls & (positions[:, 1:] != lowest)
+    if wrong.any():
+        row, before = np.argwhere(wrong)[0].tolist()
+        raise MetadataError(
+            f"position_ids[{row}] goes from {positions[row, before]} to {positions[row, before + 1]} at {before + 1}, and its "
+            f"documents start at {lowest[row, 0]}: a chunk from elsewhere, or the image tokens of one document (mRoPE)? "
+            "Positions cannot say. Keep the documents' seq_lengths, and build the map with doc_ids_from_seq_lengths."
+        )
+
+
 def _offsets(cu_seqlens: Lengths) -> np.ndarray:
-    """Checked offsets as `[N+1] int64`, repeats of the last dropped."""
+    """Checked offsets as `[N+1] int64`; repeats of the last, and negative entries behind it, are dropped."""
     offsets = integer_vector("cu_seqlens", cu_seqlens).astype(np.int64, copy=False)
+    proper = np.flatnonzero(offsets >= 0)
+    offsets = offsets[: int(proper[-1]) + 1 if len(proper) else 0]
     if not len(offsets) or offsets[0] != 0:
         raise MetadataError(
             f"cu_seqlens must start at 0, got {offsets[:1].tolist()}. Give cumulative offsets; for lengths use "
@@ -260,7 +286,8 @@ def _real_lengths(real_lengths: Lengths, slots: np.ndarray) -> np.ndarray:
 def _integer_map(name: str, values: torch.Tensor) -> np.ndarray:
     """A `[B, S]` integer tensor (or `[S]`, one row) as an `int64` array on the host, or an error that names it."""
     if not isinstance(values, torch.Tensor):
-        raise MetadataTypeError(f"{name} must be a torch.Tensor of integers, got {type(values).__name__}. Use torch.as_tensor.")
+        way = "Build the map with doc_ids_from_seq_lengths" if values is None else "Use torch.as_tensor"
+        raise MetadataTypeError(f"{name} must be a torch.Tensor of integers, got {type(values).__name__}. {way}.")
     if values.dtype == torch.bool or values.is_floating_point() or values.is_complex():
         raise MetadataTypeError(
             f"{name} must hold integers, got {values.dtype}: boundaries are lost in it. Pass it as it was built."
@@ -268,7 +295,7 @@ def _integer_map(name: str, values: torch.Tensor) -> np.ndarray:
     if values.dim() == 3:
         raise MetadataError(
             f"{name} has shape {tuple(values.shape)}: multimodal (mRoPE) positions, whose axes do not restart together. "
-            f"Keep the documents' seq_lengths; if all tokens are text, pass one axis, {name}[0]."
+            f"Keep the documents' seq_lengths, and build the map with doc_ids_from_seq_lengths."
         )
     if values.dim() not in (1, 2):
         raise MetadataError(f"{name} must be [B, S], or [S] for one row, got shape {tuple(values.shape)}.")
