@@ -78,8 +78,8 @@ def test_a_batch_without_targets_divides_by_one(alone):
 
 def test_what_cannot_be_cut_is_refused_by_name(alone):
     batch = PackedCollator()(ROWS)
-    with pytest.raises(MetadataError, match=r"column 'position_ids' has shape \(3, 2, 6\)"):
-        shard_batch({**batch, "position_ids": torch.zeros(3, 2, 6, dtype=torch.int64)}, alone)
+    with pytest.raises(MetadataError, match=r"column 'image_grid' has shape \(3, 2, 6\)"):
+        shard_batch({**batch, "image_grid": torch.zeros(3, 2, 6, dtype=torch.int64)}, alone)
     mask = torch.tensor([[1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 1]])
     with pytest.raises(MetadataError, match="attention_mask that masks something"):
         shard_batch({**batch, "attention_mask": mask}, alone)

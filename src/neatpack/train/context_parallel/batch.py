@@ -79,9 +79,9 @@ def shard_batch(
 
     Returns:
         Every `[B, S, ...]` tensor of the batch as `[1, T / cp, ...]`, scalars as they were; `position_ids` as in the whole
-        batch (made from its segments if it had none); with labels also `shift_labels`, the targets from before the cut, and
-        `num_items_in_batch`, their number over all ranks; and `context_shard` and `context_group` for attention. The whole
-        batch's description (offsets, map) is left out.
+        batch (made from its segments if it had none), on several axes `[A, B, S]` as `[A, 1, T / cp]`; with labels also
+        `shift_labels`, the targets from before the cut, and `num_items_in_batch`, their number over all ranks; and
+        `context_shard` and `context_group` for attention. The whole batch's description (offsets, map) is left out.
 
     Raises:
         MetadataError: no boundaries, an attention mask with padding, a tensor that is not per token, what does not divide,
@@ -132,7 +132,9 @@ def pad_batch(
     known = {"input_ids": pad_token_id, "labels": IGNORE_INDEX, "shift_labels": IGNORE_INDEX, **(fills or {})}
     padded: dict[str, Any] = {}
     for name, value in batch.items():
-        if name in _DESCRIPTION or not _per_token(value, shape):
+        if _on_axes(name, value, shape):
+            padded[name] = torch.stack([torch.cat([axis, _pad_positions(axis, doc_ids, extra)], dim=1) for axis in value])
+        elif name in _DESCRIPTION or not _per_token(value, shape):
             padded[name] = value
         elif name == "position_ids":
             padded[name] = torch.cat([value, _pad_positions(value, doc_ids, extra)], dim=1)
@@ -181,12 +183,19 @@ def _drop_mask(columns: dict[str, Any]) -> None:
 def _sharded_column(name: str, value: Any, shard: ContextShard) -> Any:
     if not isinstance(value, torch.Tensor) or value.dim() == 0:
         return value
+    if _on_axes(name, value, shard.batch_shape):
+        return torch.stack([shard_tensor(axis, shard) for axis in value])
     if not _per_token(value, shard.batch_shape):
         raise MetadataError(
             f"column {name!r} has shape {tuple(value.shape)}, not [B, S, ...] = {list(shard.batch_shape)}: how to cut it is "
             "not known. Take it out of the batch, or cut it with shard_tensor."
         )
     return shard_tensor(value, shard)
+
+
+def _on_axes(name: str, value: Any, shape: tuple[int, int]) -> bool:
+    """Are these positions `[A, B, S]` (mRoPE)?"""
+    return name == "position_ids" and isinstance(value, torch.Tensor) and value.dim() == 3 and tuple(value.shape[1:]) == shape
 
 
 def _per_token(value: Any, shape: tuple[int, int]) -> bool:
