@@ -4,7 +4,7 @@ Documents wait until `lookahead` of them are there; then all are placed, from lo
 row that holds it. A full row is finished; one open row too many finishes the fullest. What is open at the end is taken
 apart and planned anew, so that the end of a stream costs no fill. At the defaults that comes within 0.4 % of the rows that
 a plan with all lengths in hand needs on uniform lengths, and closer on skewed ones. Cost: a sort, two bisections and a few
-dictionary steps of Python a document, about two microseconds; NumPy has nothing to add, since every placement depends on
+dictionary steps of Python a document, two to three microseconds; NumPy has nothing to add, since every placement depends on
 the one before.
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from itertools import pairwise
+from itertools import pairwise, repeat
 from operator import itemgetter
 from typing import Any
 
@@ -116,7 +116,8 @@ class StreamPlanner:
         placed = np.flatnonzero(pieces.length)
         docs = (placed if pieces.doc is None else pieces.doc[placed].astype(np.int64)) + first
         starts = np.zeros_like(placed) if pieces.start is None else pieces.start[placed]
-        slices = list(map(Slice, docs.tolist(), starts.tolist(), pieces.length[placed].tolist()))
+        columns = zip(docs.tolist(), starts.tolist(), pieces.length[placed].tolist(), strict=True)
+        slices = list(map(tuple.__new__, repeat(Slice), columns))  # as Slice(...), in a quarter of its time
         finished: list[Row] = []
         begin = 0
         while begin < len(slices):
@@ -204,36 +205,39 @@ class StreamPlanner:
         else:
             rows.append(row)
 
-    def _take_open(self, at: int) -> tuple[int, Row]:
-        """Remove and return a row with the `at`-th smallest room."""
-        room = self._rooms[at]
-        rows = self._rows_by_room[room]
-        row = rows.pop()
-        if not rows:
-            del self._rooms[at], self._rows_by_room[room]
-        return room, row
-
     def _place_waiting(self) -> list[Row]:
-        """Best fit, longest first, of all that waits; returns the rows that were finished."""
+        """Best fit, longest first, of all that waits; returns the rows that were finished.
+
+        Nearly all of the planner's time is spent in this loop, so it calls nothing of its own.
+        """
         finished: list[Row] = []
-        align, max_docs = self._align, self._max_docs
+        rooms, rows_by_room, max_docs = self._rooms, self._rows_by_room, self._max_docs
         self._waiting.sort(key=_length, reverse=True)
         for slice_ in self._waiting:
-            slot = -(-slice_.length // align)
-            at = bisect_left(self._rooms, slot)
-            if at < len(self._rooms):
-                room, row = self._take_open(at)
-                row.append(slice_)
-            else:
-                if self._num_open == self._open_limit:
-                    finished.append(self._take_open(0)[1])
-                    self._num_open -= 1
-                room, row = self._capacity // align, [slice_]
+            slot = -(-slice_[2] // self._align)
+            tightest = bisect_left(rooms, slot)
+            opens = tightest == len(rooms)
+            if opens and self._num_open < self._open_limit:
                 self._num_open += 1
-            if room == slot or len(row) == max_docs:
+                room, row = self._capacity // self._align, [slice_]
+            else:
+                room = rooms[0 if opens else tightest]
+                rows = rows_by_room[room]
+                row = rows.pop()
+                if not rows:
+                    del rooms[0 if opens else tightest], rows_by_room[room]
+                if opens:
+                    finished.append(row)  # one too many: the fullest is done
+                    room, row = self._capacity // self._align, []
+                row.append(slice_)
+            room -= slot
+            if not room or len(row) == max_docs:
                 finished.append(row)
                 self._num_open -= 1
+            elif room in rows_by_room:
+                rows_by_room[room].append(row)
             else:
-                self._keep_open(row, room - slot)
+                rows_by_room[room] = [row]
+                insort(rooms, room)
         self._waiting.clear()
         return finished
