@@ -5,58 +5,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from attention_twin import HEAD_DIM, HEADS, KV_HEADS, gradients, packing, qkv, same_segment, twin
 from neatpack import attention
 from neatpack.attention import dense_attention, plan_segments, varlen_attention
+from neatpack.attention_plan import spans_of
 from neatpack.errors import MetadataError, MetadataTypeError
 from neatpack.packed_seq import packed_seq_params_from_doc_ids
-from neatpack.testing import WORKED_EXAMPLE, allowed_pairs, random_doc_ids
-
-HEADS, KV_HEADS, HEAD_DIM = 4, 2, 8
-
-
-def packing(seed, batch=2, length=13):
-    import numpy as np
-
-    return torch.from_numpy(random_doc_ids(np.random.default_rng(seed), batch, length))
-
-
-def qkv(tokens, *, kv_heads=KV_HEADS, value_dim=HEAD_DIM, dtype=torch.float64, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    shapes = (HEADS, HEAD_DIM), (kv_heads, HEAD_DIM), (kv_heads, value_dim)
-    return [torch.randn(tokens, *shape, generator=generator, dtype=dtype).requires_grad_() for shape in shapes]
-
-
-def same_segment(doc_ids, *, window=None, causal=True):
-    """`[B*S, B*S]` bool: the oracle's mask over the flattened batch, where a padding run is a segment like any other."""
-    length = doc_ids.shape[1]
-    ids = torch.where(doc_ids == 0, doc_ids.max() + 1, doc_ids)
-    if causal:
-        rows = torch.from_numpy(allowed_pairs(ids.numpy(), window=window))
-    else:
-        rows = ids[:, :, None] == ids[:, None, :]
-        if window is not None:
-            rows &= (torch.arange(length)[:, None] - torch.arange(length)[None, :]).abs() < window
-    return torch.block_diag(*rows).bool()
-
-
-def twin(query, key, value, allowed, *, scale=None, softcap=None, sinks=None):
-    """Attention from the definition: heads repeated, every pair scored, forbidden pairs struck out."""
-    repeats = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
-    scores = torch.einsum("qhd,khd->hqk", query, key) * (query.shape[-1] ** -0.5 if scale is None else scale)
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    weights = scores.masked_fill(~allowed, float("-inf")).exp()
-    total = weights.sum(-1, keepdim=True)
-    if sinks is not None:
-        total = total + sinks.exp()[:, None, None]
-    return torch.einsum("hqk,khd->qhd", weights / total, value)
-
-
-def gradients(output, inputs):
-    return torch.autograd.grad(
-        (output * torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view_as(output)).sum(), inputs
-    )
+from neatpack.testing import WORKED_EXAMPLE
 
 
 def assert_equal_to_twin(doc_ids, *, kv_heads=KV_HEADS, value_dim=HEAD_DIM, window=None, causal=True, sinks=False, **options):
@@ -98,6 +53,36 @@ def test_any_packing_equals_the_twin_forward_and_backward(seed, batch, length, k
 def test_softcap_sinks_and_scale_equal_the_twin_forward_and_backward(seed, kv_heads, window, causal, softcap, sinks, scale):
     doc_ids = packing(seed)
     assert_equal_to_twin(doc_ids, kv_heads=kv_heads, window=window, causal=causal, softcap=softcap, sinks=sinks, scale=scale)
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 2.0, "sinks": True}], ids=str)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [1, 2, 100, 128, 129, 150])
+def test_long_segments_under_a_short_window_equal_the_twin(window, causal, options):
+    """Long enough for blocks of queries; the lengths leave a full and a partial last block, and one segment is short."""
+    doc_ids = torch.tensor([[1] * 384 + [2] * 301 + [3] * 384 + [4] * 20])
+    assert_equal_to_twin(doc_ids, window=window, causal=causal, **options)
+
+
+@settings(deadline=None)
+@given(length=st.integers(1, 1500), window=st.integers(1, 400), causal=st.booleans())
+def test_every_pair_in_reach_is_in_exactly_one_block(length, window, causal):
+    covered = torch.zeros(length, length, dtype=torch.int32)
+    for span in spans_of(length, window, causal):
+        mask = span.mask(window, causal, covered.device)
+        if mask is None:
+            mask = torch.ones(span.queries, span.keys, dtype=torch.bool)
+            mask = mask.tril() if causal else mask
+        for block in range(span.count):
+            first, first_key = span.first + block * span.queries, span.first_key + block * span.queries
+            covered[first : first + span.queries, first_key : first_key + span.keys] += mask
+    back = torch.arange(length)[:, None] - torch.arange(length)
+    assert torch.equal(covered, ((back < window) & (back >= 0 if causal else back > -window)).int())
+
+
+def test_a_long_segment_under_a_short_window_builds_no_mask_of_its_length_squared():
+    assert max(span.queries * span.keys for span in spans_of(8192, 512)) <= 1024**2
+    assert sum(span.count * span.queries * span.keys for span in spans_of(8192, 512)) < 8192**2 / 7
 
 
 def test_softcap_and_sinks_are_not_decoration():

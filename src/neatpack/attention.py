@@ -6,74 +6,24 @@ length are stacked and handed to `scaled_dot_product_attention` together, so tha
 distinct lengths costs `k` calls and no `T x T` mask exists at any time.
 
 Soft-capping and sinks have no fused kernel in torch; they run the plain formula per stack of equal segments.
+
+While torch compiles, one opaque operator (`neatpack.attention_op`) stands for all of this: how many documents a batch has,
+and how long they are, is then no part of the compiled program.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
-import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Callable
 
 import torch
 from torch.nn import functional
 
-from neatpack.errors import MetadataError, MetadataTypeError
+from neatpack.attention_kernel import VarlenKernel, installed_kernel
+from neatpack.attention_op import checked_offsets, refuse_short_maximum, varlen_op
+from neatpack.attention_plan import SegmentPlan, plan_segments, spans_of
+from neatpack.errors import MetadataError
 
 __all__ = ["SegmentPlan", "dense_attention", "plan_segments", "varlen_attention"]
-
-
-@dataclass(frozen=True, eq=False)
-class SegmentGroup:
-    """Segments of one length: `starts` in the flattened batch, and where to gather them if they are not adjacent."""
-
-    length: int
-    starts: tuple[int, ...]
-    index: torch.Tensor | None  # [len(starts) * length] int64, None for one contiguous block
-
-
-@dataclass(frozen=True, eq=False)
-class SegmentPlan:
-    """Checked form A offsets, sorted by segment length: build it once a batch, use it in every layer.
-
-    Attributes:
-        num_tokens: T, the length of the flattened batch.
-        longest: length of the longest segment.
-        groups: the segments by length, empty ones left out.
-        restore: `[T] int64`, from grouped order back to batch order; None when they are the same.
-    """
-
-    num_tokens: int
-    longest: int
-    groups: tuple[SegmentGroup, ...]
-    restore: torch.Tensor | None
-
-
-def plan_segments(cu_seqlens: torch.Tensor, num_tokens: int, *, device: torch.device | None = None) -> SegmentPlan:
-    """Check form A offsets against the input they cut, and sort its segments by length.
-
-    On an accelerator this reads the offsets back (one sync); do it once a batch and pass the result to every
-    `varlen_attention` call of that batch.
-
-    Args:
-        cu_seqlens: `[N+1] int32`, form A; repeated offsets are empty segments.
-        num_tokens: T, the length of the flattened batch that the offsets must cover exactly.
-        device: where the queries live; the offsets' own device by default.
-
-    Raises:
-        MetadataTypeError: `cu_seqlens` is no int32 tensor.
-        MetadataError: not 1-D, empty, decreasing, or not running from 0 to T.
-    """
-    offsets = _checked_offsets(cu_seqlens, num_tokens)
-    starts_by_length: dict[int, list[int]] = {}
-    for start, end in itertools.pairwise(offsets):
-        if end > start:
-            starts_by_length.setdefault(end - start, []).append(start)
-    where = cu_seqlens.device if device is None else device
-    groups = tuple(_group(length, starts, where) for length, starts in starts_by_length.items())
-    return SegmentPlan(num_tokens, max(starts_by_length, default=0), groups, _restore_order(groups, where))
 
 
 def varlen_attention(
@@ -123,20 +73,26 @@ def varlen_attention(
         torch.Size([12, 4, 8])
     """
     _check_tensors(query, key, value, window)
+    plain = softcap is None and sinks is None and dropout == 0.0
+    kernel = _kernel_for(query, key, value, scale, window, causal) if plain else None
+    if torch.compiler.is_compiling():
+        offsets = checked_offsets(cu_seqlens, len(query), max_seqlen).to(query.device)
+        if kernel is not None:
+            return kernel.attend(query, key, value, offsets, max_seqlen, scale=scale, window=window, causal=causal)
+        return varlen_op(query, key, value, offsets, scale, window, causal, softcap, sinks, dropout)
     if plan is None:
         plan = plan_segments(cu_seqlens, len(query), device=query.device)
     _check_plan(plan, len(query), max_seqlen)
     if not plan.groups:
         return value.new_empty((0, query.shape[1], value.shape[-1]))
-    plain = softcap is None and sinks is None and dropout == 0.0
-    if plain and _kernel_applies(query, key, value, window, scale):
-        return _kernel_attention(query, key, value, cu_seqlens.to(query.device), max_seqlen, scale, window, causal)
+    if kernel is not None:
+        offsets = cu_seqlens.to(query.device)
+        return kernel.attend(query, key, value, offsets, max_seqlen, scale=scale, window=window, causal=causal)
 
-    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        mask = _window_mask(q.shape[2], window, causal, q.device)
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         return dense_attention(q, k, v, mask, causal=causal, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
 
-    return _attend_by_length(query, key, value, plan, attend)
+    return _attend_by_length(query, key, value, plan, window, causal, attend)
 
 
 def dense_attention(
@@ -226,15 +182,9 @@ def _repeat_heads(tensor: torch.Tensor, heads: int) -> torch.Tensor:
     return tensor.repeat_interleave(heads // tensor.shape[1], dim=1)
 
 
-def _window_mask(length: int, window: int | None, causal: bool, device: torch.device) -> torch.Tensor | None:
-    """Bool `[length, length]`, or None where the window never bites."""
-    if window is None or length <= window:
-        return None
-    near = torch.ones(length, length, dtype=torch.bool, device=device).triu(1 - window)
-    return near.tril(0 if causal else window - 1)
-
-
 # --- by length --------------------------------------------------------------------------------------------------------
+
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 
 def _attend_by_length(
@@ -242,124 +192,41 @@ def _attend_by_length(
     key: torch.Tensor,
     value: torch.Tensor,
     plan: SegmentPlan,
-    attend: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+    window: int | None,
+    causal: bool,
+    attend: Attend,
 ) -> torch.Tensor:
     """Stack the segments of each length to `[G, H, n, D]`, attend, and put the results back in batch order."""
     pieces = []
     for group in plan.groups:
-        stacked = attend(*(_stack(tensor, group) for tensor in (query, key, value)))
+        q, k, v = (group.stack(tensor) for tensor in (query, key, value))
+        parts = []
+        for span in spans_of(group.length, window, causal):
+            mask = span.mask(window, causal, q.device)
+            parts.append(span.join_queries(attend(span.take_queries(q), span.take_keys(k), span.take_keys(v), mask)))
+        stacked = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
         pieces.append(stacked.transpose(1, 2).flatten(0, 1))
     attended = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
     return attended if plan.restore is None else attended.index_select(0, plan.restore)
 
 
-def _stack(tensor: torch.Tensor, group: SegmentGroup) -> torch.Tensor:
-    if group.index is None:
-        rows = tensor[group.starts[0] : group.starts[0] + len(group.starts) * group.length]
-    else:
-        rows = tensor.index_select(0, group.index)
-    return rows.view(len(group.starts), group.length, *rows.shape[1:]).transpose(1, 2)
-
-
-def _group(length: int, starts: Sequence[int], device: torch.device) -> SegmentGroup:
-    adjacent = all(right - left == length for left, right in itertools.pairwise(starts))
-    if adjacent:
-        return SegmentGroup(length, tuple(starts), None)
-    index = torch.tensor(starts).unsqueeze(1) + torch.arange(length)
-    return SegmentGroup(length, tuple(starts), index.flatten().to(device, non_blocking=True))
-
-
-def _restore_order(groups: tuple[SegmentGroup, ...], device: torch.device) -> torch.Tensor | None:
-    if all(group.index is None for group in groups) and _ascending([group.starts[0] for group in groups]):
-        return None
-    parts = [torch.tensor(group.starts).unsqueeze(1) + torch.arange(group.length) for group in groups]
-    return torch.argsort(torch.cat([part.flatten() for part in parts])).to(device, non_blocking=True)
-
-
-def _ascending(numbers: Sequence[int]) -> bool:
-    return all(left < right for left, right in itertools.pairwise(numbers))
-
-
-# --- torch's own varlen kernel ----------------------------------------------------------------------------------------
-
-
-@functools.cache
-def _kernel_parameters() -> frozenset[str]:
-    """The parameters of torch's varlen kernel as installed; empty where there is none."""
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return frozenset()
-    return frozenset(inspect.signature(varlen_attn).parameters)
-
-
-def _kernel_applies(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None, scale: float | None
-) -> bool:
+def _kernel_for(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None, window: int | None, causal: bool
+) -> VarlenKernel | None:
+    """Torch's varlen kernel where it computes this call, else None."""
     if query.device.type != "cuda" or query.dtype not in (torch.float16, torch.bfloat16):
-        return False
+        return None
     head_dim = query.shape[-1]
-    if head_dim != value.shape[-1] or head_dim % 8 or head_dim > 256 or torch.cuda.get_device_capability(query.device) < (8, 0):
-        return False
-    parameters = _kernel_parameters()
-    needed = {"enable_gqa"} if query.shape[1] != key.shape[1] else set()
-    needed |= {"window_size"} if window is not None else set()
-    needed |= {"scale"} if scale is not None else set()
-    return bool(parameters & {"window_size", "is_causal"}) and needed <= parameters
-
-
-def _kernel_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    cu_seqlens: torch.Tensor,
-    max_seqlen: int,
-    scale: float | None,
-    window: int | None,
-    causal: bool,
-) -> torch.Tensor:
-    from torch.nn.attention.varlen import varlen_attn
-
-    parameters = _kernel_parameters()
-    options: dict[str, Any] = {}
-    if "window_size" in parameters:
-        # left and right reach in tokens, -1 for unlimited; the newer kernels know causality by (-1, 0) alone
-        left = -1 if window is None else window - 1
-        options["window_size"] = (left, 0 if causal else left)
-    if "is_causal" in parameters:
-        options["is_causal"] = causal
-    if scale is not None:
-        options["scale"] = scale
-    if query.shape[1] != key.shape[1]:
-        options["enable_gqa"] = True
-    attended = varlen_attn(query, key, value, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, **options)
-    return cast(torch.Tensor, attended)
+    if head_dim != value.shape[-1] or head_dim % 8 or head_dim > 256:
+        return None
+    kernel = installed_kernel()
+    grouped = query.shape[1] != key.shape[1]
+    if kernel is None or not kernel.computes(window=window, scale=scale, causal=causal, grouped=grouped):
+        return None
+    return kernel if torch.cuda.get_device_properties(query.device).major >= 8 else None
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------
-
-
-def _checked_offsets(cu_seqlens: torch.Tensor, num_tokens: int) -> list[int]:
-    if not isinstance(cu_seqlens, torch.Tensor) or cu_seqlens.dtype != torch.int32:
-        got = getattr(cu_seqlens, "dtype", type(cu_seqlens).__name__)
-        raise MetadataTypeError(f"cu_seqlens must be an int32 tensor, got {got}. Convert it with cu_seqlens.int().")
-    if cu_seqlens.dim() != 1 or not len(cu_seqlens):
-        raise MetadataError(
-            f"cu_seqlens must be [num_segments + 1], got shape {tuple(cu_seqlens.shape)}. "
-            "Build it with packed_seq_params_from_doc_ids(doc_ids).cu_seqlens."
-        )
-    offsets: list[int] = cu_seqlens.tolist()
-    if offsets[0] != 0 or offsets[-1] != num_tokens:
-        raise MetadataError(
-            f"cu_seqlens must run from 0 to the {num_tokens} tokens of the flattened batch, got {offsets[0]} to {offsets[-1]}. "
-            "Form A covers every token, padding runs included: use packed_seq_params_from_doc_ids(doc_ids).cu_seqlens."
-        )
-    for segment, (start, end) in enumerate(itertools.pairwise(offsets)):
-        if end < start:
-            raise MetadataError(
-                f"cu_seqlens decreases at segment {segment}: from {start} to {end}. Offsets are cumulative token counts."
-            )
-    return offsets
 
 
 def _check_plan(plan: SegmentPlan, num_tokens: int, max_seqlen: int) -> None:
@@ -368,11 +235,7 @@ def _check_plan(plan: SegmentPlan, num_tokens: int, max_seqlen: int) -> None:
             f"the plan describes {plan.num_tokens} tokens, the query has {num_tokens}. "
             "Build it with plan_segments for this batch."
         )
-    if plan.longest > max_seqlen:
-        raise MetadataError(
-            f"max_seqlen is {max_seqlen}, but the longest segment has {plan.longest} tokens: a kernel would leave out keys. "
-            "Use packed_seq_params_from_doc_ids(doc_ids).max_seqlen."
-        )
+    refuse_short_maximum(plan.longest, max_seqlen)
 
 
 def _check_tensors(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None) -> None:
