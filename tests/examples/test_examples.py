@@ -62,8 +62,8 @@ def test_trl_reward_equals_the_padded_trainer():
 def test_dpo_equals_answers_run_alone():
     output = run("dpo.py")
     loss, gradients, largest = numbers(rf"loss differs by {NUMBER}, gradients by {NUMBER} of {NUMBER}", output)
-    assert loss < 1e-5
-    assert gradients < 1e-5 * largest
+    assert loss < 1e-5  # a margin of sums of hundreds of log-probabilities, in float32
+    assert gradients < 1e-4 * largest
     assert_learns(output, by=0.3)
 
 
@@ -87,4 +87,11 @@ def test_context_parallel_ranks_take_the_step_of_one_process():
     loss, gradients, largest = numbers(rf"loss differs by {NUMBER}, gradients by {NUMBER} of {NUMBER}", output)
     assert loss < 1e-5
     assert gradients < 1e-5 * largest
+    assert_learns(output, by=0.5)
+
+
+def test_accelerate_loop_sees_every_document_once():
+    output = run("accelerate_loop.py", launcher=TWO_RANKS)
+    tokens, of = numbers(rf"an epoch on 2 ranks: {NUMBER} of {NUMBER} tokens", output)
+    assert of - 3 * 256 <= tokens <= of  # all but the rows that fill no last step
     assert_learns(output, by=0.5)

@@ -109,6 +109,32 @@ def test_trl_refuses_the_collator_with_its_own_packing(settings, rows, tmp_path)
         sft_trainer(rows, tmp_path, **settings)
 
 
+def dispatched(rows):
+    """A batch of the example's stream with Accelerate's default."""
+    import accelerate_loop
+
+    accelerator = accelerate_loop.make_accelerator(dispatch_batches=None)
+    return next(iter(accelerator.prepare(accelerate_loop.make_loader(rows))))
+
+
+def test_dispatched_batches_are_cut_by_rows_and_refused(rows):
+    import ingredients
+
+    batch = dispatched(rows)
+    assert batch["cu_seq_lens_q"].tolist() == [0, 20]  # of the two rows' nine offsets
+    del batch["packed_seq_params"]
+    with pytest.raises(ContractError, match="cu_seq_lens_q does not describe this batch of 2 rows x 256 tokens"):
+        ingredients.small_llama()(**batch)
+
+
+def test_batches_of_several_ranks_cannot_be_joined(rows):
+    from accelerate.utils import concatenate  # what the first rank does with the batches it dispatches
+
+    batch = COLLATE([rows[0]])
+    with pytest.raises(TypeError, match="Can only concatenate tensors"):
+        concatenate([batch, batch])
+
+
 def test_a_stock_classification_head_gives_one_reward_a_row():
     import trl_reward
     from transformers import LlamaForSequenceClassification
