@@ -124,44 +124,52 @@ class PackedDataset:
 
     def __getitems__(self, rows: Sequence[int]) -> list[Row]:
         """Rows by number, gathered together: what DataLoader calls for a batch."""
-        plan, table = self._plan, self._opened.table
         numbers = self._row_numbers(rows)
         if not numbers.size:
             return []
+        plan, table = self._plan, self._opened.table
         firsts = plan.row_offsets[numbers]
         counts = plan.row_offsets[numbers + 1] - firsts
-        slice_ends = np.cumsum(counts)
+        slice_ends = counts.cumsum()
         slices = np.arange(slice_ends[-1]) + np.repeat(firsts - slice_ends + counts, counts)
         documents = table.where(plan.doc[slices])
         lengths = plan.length[slices].astype(np.int64)
         starts = table.starts[documents] + plan.start[slices].astype(np.int64)
-        token_ends = np.cumsum(lengths)[slice_ends - 1]
-        columns = {name: column.take(starts, lengths) for name, column in self._tokens.items()}
-        check_mask(columns.pop(ATTENTION_MASK, None), f"one of the rows {', '.join(map(str, numbers[:5].tolist()))}")
-        found = [{name: values[begin:end] for name, values in columns.items()} for begin, end in _bounds(token_ends)]
-        own = {SEQ_LENGTHS: lengths.astype(np.int32), **{name: column.take(documents) for name, column in self._values.items()}}
-        for row, (begin, end) in zip(found, _bounds(slice_ends), strict=True):
-            for name, values in own.items():
-                row[name] = values[begin:end]
+        tokens = {name: column.take(starts, lengths) for name, column in self._tokens.items()}
+        check_mask(tokens.pop(ATTENTION_MASK, None), f"one of the rows {', '.join(map(str, numbers[:5].tolist()))}")
+        values = {name: column.take(documents) for name, column in self._values.items()}
+        token_ends, value_ends = lengths.cumsum()[slice_ends - 1].tolist(), slice_ends.tolist()
+        found: list[Row] = [{} for _ in value_ends]
+        for columns, ends in (
+            (tokens, token_ends),
+            ({SEQ_LENGTHS: lengths.astype(np.int32)}, value_ends),
+            (values, value_ends),
+        ):
+            for name, column in columns.items():
+                _deal(found, name, column, ends)
         return found
 
     def _row_numbers(self, rows: Sequence[int]) -> np.ndarray:
         numbers = np.asarray(rows)
-        if (numbers.size and numbers.dtype.kind not in "iu") or numbers.ndim != 1:
+        if not numbers.size and numbers.ndim == 1:
+            return np.empty(0, np.int64)
+        if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
             raise TypeError(f"row numbers must be integers, got {rows!r}; for several rows at once use __getitems__([...])")
-        size = len(self)
-        outside = (numbers < -size) | (numbers >= size)
-        if outside.any():
-            raise IndexError(f"row {numbers[outside][0]} of a dataset of {size} rows")
-        return np.where(numbers < 0, numbers + size, numbers).astype(np.int64)
+        size, lowest, highest = len(self), int(numbers.min()), int(numbers.max())
+        if lowest < -size or highest >= size:
+            raise IndexError(f"row {highest if highest >= size else lowest} of a dataset of {size} rows")
+        return np.where(numbers < 0, numbers + size, numbers) if lowest < 0 else numbers
 
     def __repr__(self) -> str:
         return f"PackedDataset({len(self)} rows of {self._plan.capacity}, columns {', '.join(self.column_names)})"
 
 
-def _bounds(ends: np.ndarray) -> zip[tuple[int, int]]:
-    stops = ends.tolist()
-    return zip([0, *stops[:-1]], stops, strict=True)
+def _deal(rows: list[Row], name: str, values: Any, ends: list[int]) -> None:
+    """Give each row its part of a column, up to where the row ends; a view where the column is an array."""
+    begin = 0
+    for row, end in zip(rows, ends, strict=True):
+        row[name] = values[begin:end]
+        begin = end
 
 
 def _check_plan(plan: PackPlan, lengths: np.ndarray) -> None:

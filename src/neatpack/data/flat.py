@@ -90,7 +90,7 @@ class ValueColumn:
         self._chunks = list(chunks)
         self._firsts = _firsts(self._chunks)
         self.size = int(self._firsts[-1])
-        self._numbers = _as_numbers(self._chunks)
+        self._numbers = as_numbers(self._chunks)
 
     def take(self, documents: np.ndarray) -> np.ndarray | list[Any]:
         """The values of `documents [N]`."""
@@ -103,7 +103,7 @@ class ValueColumn:
         return [value.as_py() if isinstance(value, pa.Scalar) else value for value in found]
 
 
-def _as_numbers(chunks: list[Any]) -> np.ndarray | None:
+def as_numbers(chunks: list[Any]) -> np.ndarray | None:
     """All values as one array, or None where they are no plain numbers."""
     if not chunks:
         return None
