@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from neatpack.packed_seq import validate_doc_ids as validate_doc_ids
     from neatpack.planning import PackPlan as PackPlan
     from neatpack.planning import plan_rows as plan_rows
+    from neatpack.stream import PackedStream as PackedStream
     from neatpack.train import PackedCollator as PackedCollator
 
 __version__ = "0.1.0"
@@ -29,6 +30,7 @@ _PUBLIC = {
     "PackedCollator": "neatpack.train",
     "PackedDataset": "neatpack.data",
     "PackedSeqParams": "neatpack.packed_seq",
+    "PackedStream": "neatpack.stream",
     "check_isolation": "neatpack.isolation",
     "lengths_of": "neatpack.data",
     "packed_seq_params_from_doc_ids": "neatpack.packed_seq",

@@ -9,6 +9,7 @@ pack      the pipeline: start reading here
 
 dataset   virtual rows over a source and a plan         opening   sources with random access, here and in workers
 table     documents by number; flat their values        in_memory records as Python holds them
+stream    rows from a source read in order              lane      a share of it; feeds how sources are read
 """
 
 from neatpack.data.dataset import PackedDataset as PackedDataset
@@ -16,7 +17,8 @@ from neatpack.data.dataset import lengths_of as lengths_of
 from neatpack.data.options import PackOptions as PackOptions
 from neatpack.data.pack import PackSummary as PackSummary
 from neatpack.data.pack import pack as pack
+from neatpack.data.stream import RowStream as RowStream
 from neatpack.data.verify import VerifyReport as VerifyReport
 from neatpack.data.verify import verify as verify
 
-__all__ = ["PackOptions", "PackSummary", "PackedDataset", "VerifyReport", "lengths_of", "pack", "verify"]
+__all__ = ["PackOptions", "PackSummary", "PackedDataset", "RowStream", "VerifyReport", "lengths_of", "pack", "verify"]
