@@ -207,3 +207,28 @@ def test_a_document_column_that_does_not_fit_is_refused_with_its_row(column, mes
     rows = [{**ROWS[0], "group_ids": [7, 7]}, {**ROWS[1], **column}]
     with pytest.raises(MetadataError, match=message):
         PackedCollator(document_columns=["group_ids"])(rows)
+
+
+def test_columns_with_one_number_a_token_are_padded_with_the_tokens():
+    rows = [
+        {**ROWS[0], "advantages": [0.5, 1, 2, 3, 4], "turn": np.arange(5, dtype=np.uint8)},
+        {**ROWS[1], "advantages": np.zeros(6), "turn": [1] * 6},
+    ]
+    batch = PackedCollator(token_columns=["advantages", "turn"])(rows)
+    assert batch["advantages"].tolist() == [[0.5, 1, 2, 3, 4, 0], [0] * 6]
+    assert batch["turn"].tolist() == [[0, 1, 2, 3, 4, 0], [1] * 6]
+    assert (batch["advantages"].dtype, batch["turn"].dtype) == (torch.float32, torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ({}, "row 1 of the batch has no advantages"),
+        ({"advantages": [1, 2, 3]}, "row 1 of the batch: advantages must be one number a token, 6 in all"),
+        ({"advantages": list("abcdef")}, "advantages must be one number a token"),
+    ],
+)
+def test_a_token_column_that_does_not_fit_is_refused_with_its_row(column, message):
+    rows = [{**ROWS[0], "advantages": [1.0] * 5}, {**ROWS[1], **column}]
+    with pytest.raises(MetadataError, match=message):
+        PackedCollator(token_columns=["advantages"])(rows)

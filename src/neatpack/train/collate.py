@@ -42,6 +42,8 @@ class PackedCollator:
         return_params: add `packed_seq_params`, the `PackedSeqParams` that the offsets come from.
         return_shift_labels: add `shift_labels [B, S] int64`, shifted within documents, for losses that do not shift; `labels`
             stay aligned. transformers' own loss and its count of items take them where they are present.
+        token_columns: columns with one number a token (advantages, reference log-probabilities); each becomes `[B, S]`, padded
+            with 0, `int64` or `float32`.
         document_columns: columns with one number a document (`group_ids` of preference pairs, class labels, rewards), in
             the order of `seq_lengths`; each becomes `[num_docs]` in the order of `document_spans`.
         ignore_columns: columns of a row to leave out knowingly; any other unknown column is refused by name.
@@ -68,6 +70,7 @@ class PackedCollator:
     return_doc_ids: bool = False
     return_params: bool = False
     return_shift_labels: bool = False
+    token_columns: Collection[str] = ()
     document_columns: Collection[str] = ()
     ignore_columns: Collection[str] = ()
 
@@ -96,6 +99,8 @@ class PackedCollator:
             batch["packed_seq_params"] = params
         if self.return_shift_labels:
             batch["shift_labels"] = shift_within_documents(labels, params)
+        for name in self.token_columns:
+            batch[name] = _token_column(rows, name, length)
         for name in self.document_columns:
             batch[name] = _document_column(rows, name)
         return batch
@@ -109,13 +114,13 @@ class PackedCollator:
                 "A Trainer drops the column unless TrainingArguments(remove_unused_columns=False); rows that hold one "
                 "document each say so with seq_lengths=[len(input_ids)]."
             )
-        known = {*_COLUMNS, *self.document_columns, *self.ignore_columns}
+        known = {*_COLUMNS, *self.token_columns, *self.document_columns, *self.ignore_columns}
         unknown = [name for name in row if name not in known]
         if unknown:
             raise MetadataError(
                 f"row {index} of the batch has columns that the collator does not know: {', '.join(unknown)}. "
                 f"Remove them from the dataset, or name them in PackedCollator: ignore_columns=... leaves them out, "
-                "document_columns=... carries what has one number a document."
+                "token_columns=... carries what has one number a token, document_columns=... what has one a document."
             )
 
     def _padded_length(self, ids: list[np.ndarray]) -> int:
@@ -169,6 +174,23 @@ def _labels(index: int, row: Mapping[str, Any], ids: np.ndarray) -> np.ndarray:
     return labels
 
 
+def _token_column(rows: Sequence[Mapping[str, Any]], name: str, length: int) -> torch.Tensor:
+    """One number a token, `[B, length] int64` or `float32`, 0 on the padding."""
+    columns = []
+    for index, row in enumerate(rows):
+        if row.get(name) is None:
+            raise MetadataError(f"row {index} of the batch has no {name}, which token_columns asks for; it has {sorted(row)}.")
+        values, tokens = np.asarray(row[name]), len(row["input_ids"])
+        if values.shape != (tokens,) or (tokens and values.dtype.kind not in "iubf"):
+            raise MetadataError(
+                f"row {index} of the batch: {name} must be one number a token, {tokens} in all, got shape {values.shape} of "
+                f"{values.dtype}."
+            )
+        columns.append(values)
+    real = any(len(column) and column.dtype.kind == "f" for column in columns)
+    return _pad(columns, length, 0, np.float32 if real else np.int64)
+
+
 def _document_column(rows: Sequence[Mapping[str, Any]], name: str) -> torch.Tensor:
     """One number a document, `[num_docs] int64` or `float32`, row after row."""
     parts = []
@@ -188,9 +210,9 @@ def _document_column(rows: Sequence[Mapping[str, Any]], name: str) -> torch.Tens
     return torch.from_numpy(column.astype(np.float32 if column.dtype.kind == "f" else np.int64))
 
 
-def _pad(columns: list[np.ndarray], length: int, fill: int) -> torch.Tensor:
-    """Rows of different lengths as `[B, length] int64`, filled at the end."""
-    padded = np.full((len(columns), length), fill, np.int64)
+def _pad(columns: list[np.ndarray], length: int, fill: int, dtype: type[np.generic] = np.int64) -> torch.Tensor:
+    """Rows of different lengths as `[B, length]`, filled at the end."""
+    padded = np.full((len(columns), length), fill, dtype)
     for row, column in zip(padded, columns, strict=True):
         row[: len(column)] = column
     return torch.from_numpy(padded)
