@@ -1,8 +1,12 @@
 """Peak memory of the loss at a vocabulary of 128k, against torch's own: `python benchmarks/loss_memory.py`.
 
-Each candidate runs in a process of its own on the same bfloat16 logits `[1, T, V]`. What is counted is how far the peak of
-resident memory rises above what the process held once the logits existed: everything that the loss, forward and backward,
-adds. The gradient of the logits itself is part of it for every candidate; its size is given as the floor.
+Each candidate runs in a process of its own. What is counted is how far the peak of resident memory rises above what the
+process held once its inputs existed: everything that the loss, forward and backward, adds. The first get bfloat16 logits
+`[1, T, V]`, whose own gradient is part of the count for every candidate: the floor. The last two start from float32 states
+`[1, T, 32]` and an output layer, and so make float32 logits themselves, or never do.
+
+The packed candidates see documents of 100 tokens and count no target across their ends, so their losses differ a little from
+torch's, which knows no documents. That of torch on bfloat16 is off by its rounding.
 """
 
 from __future__ import annotations
@@ -12,11 +16,16 @@ import resource
 import subprocess
 import sys
 import time
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
+from neatpack import PackedSeqParams, packed_seq_params_from_doc_ids
+from neatpack.train import packed_cross_entropy, packed_linear_cross_entropy
+
 VOCABULARY = 128 * 1024
+WIDTH = 32
 DOCUMENT_TOKENS = 100
 
 
@@ -33,19 +42,31 @@ def torch_narrow(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def packed(logits: torch.Tensor, labels: torch.Tensor, reduction: str = "token") -> torch.Tensor:
-    from neatpack import packed_seq_params_from_doc_ids
-    from neatpack.train import packed_cross_entropy
-
-    doc_ids = torch.arange(labels.shape[1])[None] // DOCUMENT_TOKENS + 1
-    return packed_cross_entropy(logits, labels, packed_seq_params_from_doc_ids(doc_ids), reduction=reduction)
+    return packed_cross_entropy(logits, labels, documents(labels), reduction=reduction)
 
 
-CANDIDATES = {
+def documents(labels: torch.Tensor) -> PackedSeqParams:
+    return packed_seq_params_from_doc_ids(torch.arange(labels.shape[1])[None] // DOCUMENT_TOKENS + 1)
+
+
+def torch_layer(states: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return torch_upcast(states @ weight.T, labels)
+
+
+def packed_layer(states: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return packed_linear_cross_entropy(states, weight, labels, documents(labels), chunk_size=128)
+
+
+FROM_LOGITS = {
     "F.cross_entropy(logits.float())": torch_upcast,
     "F.cross_entropy(logits)": torch_narrow,
     "packed_cross_entropy, token": packed,
-    "packed_cross_entropy, document": lambda logits, labels: packed(logits, labels, "document"),
-    "packed_cross_entropy, sqrt_document": lambda logits, labels: packed(logits, labels, "sqrt_document"),
+    "packed_cross_entropy, document": partial(packed, reduction="document"),
+    "packed_cross_entropy, sqrt_document": partial(packed, reduction="sqrt_document"),
+}
+FROM_STATES = {
+    "layer, F.cross_entropy(logits.float())": torch_layer,
+    "packed_linear_cross_entropy": packed_layer,
 }
 
 
@@ -54,15 +75,21 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
 
 
+def inputs(name: str, tokens: int, vocabulary: int) -> list[torch.Tensor]:
+    shapes = [(1, tokens, vocabulary)] if name in FROM_LOGITS else [(1, tokens, WIDTH), (vocabulary, WIDTH)]
+    dtype = torch.bfloat16 if name in FROM_LOGITS else torch.float32  # CPUs multiply bfloat16 matrices slowly
+    return [torch.empty(shape, dtype=dtype).normal_(std=0.25).requires_grad_() for shape in shapes]
+
+
 def measure(name: str, tokens: int, backward: bool) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    warm = torch.randn(1, 8, 16, dtype=torch.bfloat16, requires_grad=True)
-    CANDIDATES[name](warm, torch.zeros(1, 8, dtype=torch.int64)).backward()  # libraries loaded, before the count starts
-    logits = torch.empty(1, tokens, VOCABULARY, dtype=torch.bfloat16).normal_().requires_grad_()
-    labels = torch.randint(0, VOCABULARY, (1, tokens))
+    candidate = {**FROM_LOGITS, **FROM_STATES}[name]
+    # Libraries loaded before the count starts.
+    candidate(*inputs(name, 8, 16), torch.zeros(1, 8, dtype=torch.int64)).backward()
+    leaves, labels = inputs(name, tokens, VOCABULARY), torch.randint(0, VOCABULARY, (1, tokens))
     held, begin = peak_bytes(), time.perf_counter()
-    loss = CANDIDATES[name](logits, labels)
+    loss = candidate(*leaves, labels)
     if backward:
         loss.backward()
     seconds = time.perf_counter() - begin
@@ -77,20 +104,21 @@ def measured_alone(name: str, tokens: int, backward: bool) -> tuple[float, float
 
 
 def main(tokens: int) -> None:
-    logits = tokens * VOCABULARY * 2
-    print(f"logits [1, {tokens}, {VOCABULARY}] bfloat16: {logits / 2**20:.0f} MiB, and as much for their gradient (the floor)")
-    print(f"{'':36} {'forward':>12} {'+ backward':>12} {'of logits':>10} {'seconds':>8} {'loss':>9}")
-    for name in CANDIDATES:
+    size = tokens * VOCABULARY * 2
+    print(f"logits [1, {tokens}, {VOCABULARY}] bfloat16: {size / 2**20:.0f} MiB, and as much for their gradient (the floor)")
+    print(f"{'':40} {'forward':>12} {'+ backward':>12} {'of logits':>10} {'seconds':>8} {'loss':>9}")
+    for name in (*FROM_LOGITS, *FROM_STATES):
         forward, _, _ = measured_alone(name, tokens, backward=False)
         both, seconds, loss = measured_alone(name, tokens, backward=True)
+        logits = size if name in FROM_LOGITS else 2 * size
         memory = f"{forward / 2**20:>8.0f} MiB {both / 2**20:>8.0f} MiB {both / logits:>9.2f}x"
-        print(f"{name:36} {memory} {seconds:>7.1f}s {loss:>9.5f}")
+        print(f"{name:40} {memory} {seconds:>7.1f}s {loss:>9.5f}")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=2048)
-    parser.add_argument("--candidate", choices=CANDIDATES)
+    parser.add_argument("--candidate", choices=[*FROM_LOGITS, *FROM_STATES])
     parser.add_argument("--backward", action="store_true")
     options = parser.parse_args()
     if options.candidate:
