@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from data.corpora import random_ids, same_documents
+from data.corpora import random_ids, same_documents, write_jsonl
 from data.test_pipeline import folder_bytes, write_ids
 from neatpack.data import pack
 from neatpack.errors import StoreError
@@ -34,7 +34,10 @@ def corpus(tmp_path):
     documents = []
     for number in range(6):
         documents.append(random_ids(number, 400, 60))
-        write_ids(folder / f"{number}.arrow", documents[-1])
+        if number == 2:  # read once, into token files; the others are packed from where they lie
+            write_jsonl(folder / "2.jsonl", [{"input_ids": ids} for ids in documents[-1]])
+        else:
+            write_ids(folder / f"{number}.arrow", documents[-1])
     return folder, [document for file in documents for document in file]
 
 
@@ -79,7 +82,9 @@ def test_finished_work_is_not_done_again(tmp_path, corpus):
     assert before.items() <= {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}.items()
 
 
-@pytest.mark.parametrize("victim", ["data-00001.arrow", "work/part-00002.ids", "work/part-00002.lengths"])
+@pytest.mark.parametrize(
+    "victim", ["data-00001.arrow", "work/part-00002.ids", "work/part-00002.lengths", "work/part-00003.lengths"]
+)
 def test_unfinished_work_that_was_cut_short_is_done_again(tmp_path, corpus, victim):
     source, _ = corpus
     pack(source, tmp_path / "whole", 64, **OPTIONS)
@@ -199,3 +204,13 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path, corpus):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StoreError, match="cannot be written"):
         pack(source, tmp_path / "file" / "out", 64)
+
+
+def test_what_a_killed_run_was_writing_is_not_published(tmp_path, corpus):
+    source, _ = corpus
+    pack(source, tmp_path / "whole", 64, **OPTIONS)
+    interrupted(source, tmp_path / "out")
+    for stray in ("manifest.json.4711", "work/data-00003.arrow.4711", "work/part-00001.lengths.4711"):
+        (tmp_path / "out.partial" / stray).write_bytes(b"half of it")
+    pack(source, tmp_path / "out", 64, **OPTIONS)
+    assert folder_bytes(tmp_path / "out") == folder_bytes(tmp_path / "whole")

@@ -3,7 +3,7 @@
 sources   which files, in which order and pieces        columns   Arrow columns to flat arrays, checked
 readers   text, Parquet and Arrow; jsonl   JSON Lines    tokenize  text to ids
 tokens    token files between the two steps             rows      the gather
-work      the units of work                             store     shards, manifest, the atomic finish
+work, job the units of work                             store     shards, manifest, the atomic finish
 workplace the folder of an unfinished run               verify    is a packed folder right? by the hash in content
 pack      the pipeline: start reading here
 

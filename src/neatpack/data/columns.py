@@ -30,6 +30,31 @@ class Documents:
     labels: np.ndarray | None
     places: Places
 
+    def take(self, first: int, stop: int) -> Documents:
+        """Documents `first` to `stop`."""
+        if first == 0 and stop == len(self.lengths):
+            return self
+        begin, end = int(self.lengths[:first].sum()), int(self.lengths[:stop].sum())
+        labels = None if self.labels is None else self.labels[begin:end]
+        return Documents(self.ids[begin:end], self.lengths[first:stop], labels, self.places.take(np.arange(first, stop)))
+
+
+@dataclass(frozen=True)
+class Outline:
+    """Where tokenised documents lie, before anybody has looked at their tokens.
+
+    Attributes:
+        lengths: `[D] int64` tokens of each document.
+        places: where each document came from.
+        labelled: whether there are labels or masks.
+        differs: whether those say anything that the ids do not.
+    """
+
+    lengths: np.ndarray
+    places: Places
+    labelled: bool
+    differs: bool
+
 
 def list_parts(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     """Values `[T]` and offsets `[D+1]` (from 0) of an Arrow list array without nulls, slices included; copies no integers."""
@@ -65,6 +90,17 @@ def checked_ids(chunk: Chunk, vocab_size: int | None, problems: Problems) -> Doc
     while True:
         try:
             return _documents(chunk, vocab_size)
+        except BadRecordsError as bad:
+            chunk = problems.without_bad(chunk, bad)
+
+
+def checked_outline(chunk: Chunk, problems: Problems, *, compare: bool) -> Outline:
+    """The outline of a pre-tokenised chunk, from offsets alone; labels and masks are read only to `compare` them."""
+    while True:
+        try:
+            columns, lengths, places = _structure(chunk)
+            labelled = any(name in columns for name in (LABELS, *MASKS))
+            return Outline(lengths, places, labelled, compare and _differs(columns))
         except BadRecordsError as bad:
             chunk = problems.without_bad(chunk, bad)
 
@@ -114,22 +150,35 @@ def _refuse_nulls(column: pa.Array, name: str, reason: str, expected: str) -> No
 
 
 def _documents(chunk: Chunk, vocab_size: int | None) -> Documents:
-    if SEQ_LENGTHS in chunk.columns and LABELS in chunk.columns:
-        chunk = _fill_labels(chunk)
-    columns = {name: _integers(chunk, name) for name in chunk.layout.lists}
+    columns, lengths, places = _structure(chunk)
     ids, offsets = columns[IDS]
-    lengths = np.diff(offsets).astype(np.int64)
-    for name, (_, other) in columns.items():
-        if name != SEQ_LENGTHS:
-            _check_lengths(name, np.diff(other), lengths)
     limit = vocab_size or 2**31
     expected = f"0 to {limit - 1} (the vocabulary)" if vocab_size else f"0 to {limit - 1} (32 bits)"
     _check_values(IDS, ids, offsets, 0, limit, "id out of range", expected)
-    labels = _labels(columns, offsets, limit)
-    places = chunk.places
+    return Documents(ids, lengths, _labels(columns, offsets, limit), places)
+
+
+def _structure(chunk: Chunk) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], np.ndarray, Places]:
+    """Values and offsets of every list column, checked to fit each other; lengths and places of the documents."""
+    if SEQ_LENGTHS in chunk.columns and LABELS in chunk.columns:
+        chunk = _fill_labels(chunk)
+    columns = {name: _integers(chunk, name) for name in chunk.layout.lists}
+    lengths = np.diff(columns[IDS][1]).astype(np.int64)
+    for name, (_, other) in columns.items():
+        if name != SEQ_LENGTHS:
+            _check_lengths(name, np.diff(other), lengths)
     if SEQ_LENGTHS in columns:
-        lengths, places = _unpack(columns[SEQ_LENGTHS], lengths, places)
-    return Documents(ids, lengths, labels, places)
+        return columns, *_unpack(columns[SEQ_LENGTHS], lengths, chunk.places)
+    return columns, lengths, chunk.places
+
+
+def _differs(columns: dict[str, tuple[np.ndarray, np.ndarray]]) -> bool:
+    ids, offsets = columns[IDS]
+    _check_attention(columns, offsets)
+    differs = LABELS in columns and not np.array_equal(columns[LABELS][0], ids)
+    for name in (name for name in MASKS if name in columns):
+        differs |= not _checked_mask(name, columns[name][0], offsets).all()
+    return differs
 
 
 def _fill_labels(chunk: Chunk) -> Chunk:
@@ -196,9 +245,7 @@ def _refuse_where(wrong: np.ndarray, name: str, values: np.ndarray, offsets: np.
 
 def _labels(columns: dict[str, tuple[np.ndarray, np.ndarray]], offsets: np.ndarray, limit: int) -> np.ndarray | None:
     """Labels with every mask applied, or None where the file has neither."""
-    if ATTENTION_MASK in columns:
-        expected = "1 everywhere: padding does not belong in a document. Tokenise without padding"
-        _check_values(ATTENTION_MASK, columns[ATTENTION_MASK][0], offsets, 1, 2, "padded record", expected)
+    _check_attention(columns, offsets)
     masks = [name for name in MASKS if name in columns]
     if LABELS not in columns and not masks:
         return None
@@ -209,11 +256,20 @@ def _labels(columns: dict[str, tuple[np.ndarray, np.ndarray]], offsets: np.ndarr
             _refuse_where(wrong, LABELS, values, offsets, "label out of range", f"{IGNORE_LABEL} or an id below {limit}")
     labels = values.astype(np.int32)
     for name in masks:
-        mask = columns[name][0]
-        if mask.dtype != bool:
-            _check_values(name, mask, offsets, 0, 2, "mask out of range", "0 or 1")
-        labels[mask == 0] = IGNORE_LABEL
+        labels[_checked_mask(name, columns[name][0], offsets) == 0] = IGNORE_LABEL
     return labels
+
+
+def _check_attention(columns: dict[str, tuple[np.ndarray, np.ndarray]], offsets: np.ndarray) -> None:
+    if ATTENTION_MASK in columns:
+        expected = "1 everywhere: padding does not belong in a document. Tokenise without padding"
+        _check_values(ATTENTION_MASK, columns[ATTENTION_MASK][0], offsets, 1, 2, "padded record", expected)
+
+
+def _checked_mask(name: str, mask: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    if mask.dtype != bool:
+        _check_values(name, mask, offsets, 0, 2, "mask out of range", "0 or 1")
+    return mask
 
 
 def _unpack(seq_lengths: tuple[np.ndarray, np.ndarray], lengths: np.ndarray, places: Places) -> tuple[np.ndarray, Places]:

@@ -13,7 +13,7 @@ import numpy as np
 _BASE = 0x9E3779B97F4A7C15
 _INVERSE = pow(_BASE, -1, 1 << 64)
 _LABEL_WEIGHT = 0xD1B54A32D192ED03
-_BLOCK = 1 << 18
+_BLOCK = 1 << 17
 _MASK = (1 << 64) - 1
 
 
@@ -35,8 +35,14 @@ class ContentHash:
     def __init__(self) -> None:
         self.total = 0
         self.documents = 0
-        self._powers = _powers(_BASE, _BLOCK)
-        self._inverses = _powers(_INVERSE, _BLOCK)
+        self._prepare(_BLOCK)
+
+    def _prepare(self, size: int) -> None:
+        """Tables and a buffer for blocks of `size` tokens; one buffer for all blocks, small enough to stay in a cache."""
+        self._powers = _powers(_BASE, size)
+        self._inverses = _powers(_INVERSE, size)
+        self._sums_of_powers = np.concatenate((np.zeros(1, np.uint64), np.cumsum(self._powers, dtype=np.uint64)))
+        self._terms = np.empty(size, np.uint64)
 
     def add(
         self, ids: np.ndarray, lengths: np.ndarray, labels: np.ndarray | None = None, keep: np.ndarray | None = None
@@ -66,18 +72,28 @@ class ContentHash:
             first, done = stop, block.stop
 
     def _hash(self, ids: np.ndarray, starts: np.ndarray, labels: np.ndarray | None) -> np.ndarray:
-        if len(ids) > len(self._powers):
-            self._powers, self._inverses = _powers(_BASE, len(ids)), _powers(_INVERSE, len(ids))
-        # Weights that add up to one: labels that repeat the ids give the ids themselves.
-        values = ids.astype(np.int64, copy=False).view(np.uint64)
-        if labels is not None:
-            other = labels.astype(np.int64, copy=False).view(np.uint64)
-            values = values * np.uint64((1 - _LABEL_WEIGHT) & _MASK) + other * np.uint64(_LABEL_WEIGHT)
-        # Plus one, so that documents of zeros differ by their lengths in more than the mixing below.
-        sums = np.add.reduceat((values + np.uint64(1)) * self._powers[: len(ids)], starts)
-        lengths = np.diff(starts, append=len(ids)).astype(np.uint64)
+        size = len(ids)
+        if size > len(self._terms):
+            self._prepare(size)
+        powers, terms = self._powers[:size], self._terms[:size]
+        if labels is None:
+            np.multiply(_unsigned(ids), powers, out=terms)
+        else:
+            # Weights that add up to one: labels that repeat the ids give the ids themselves.
+            np.multiply(labels.astype(np.int64).view(np.uint64), np.uint64(_LABEL_WEIGHT), out=terms)
+            terms += _unsigned(ids) * np.uint64((1 - _LABEL_WEIGHT) & _MASK)
+            terms *= powers
+        ends = np.append(starts[1:], size)
+        # Every token counts as one more than it is, so that documents of zeros differ by their lengths even before mixing.
+        sums = np.add.reduceat(terms, starts) + self._sums_of_powers[ends] - self._sums_of_powers[starts]
+        lengths = (ends - starts).astype(np.uint64)
         hashes: np.ndarray = _mix(sums * self._inverses[starts] + lengths * np.uint64(_LABEL_WEIGHT))
         return hashes
+
+
+def _unsigned(ids: np.ndarray) -> np.ndarray:
+    """Ids, which are never negative, as the unsigned numbers of the same bits: 64-bit products need no copy of them."""
+    return ids.view(f"u{ids.itemsize}") if ids.dtype.kind == "i" else ids
 
 
 def _powers(base: int, count: int) -> np.ndarray:

@@ -20,17 +20,46 @@ class DocumentReader:
         self._options = options
         self._tokenizer: Tokenizer | None = None
 
-    def read(self, part: Part, problems: Problems) -> Iterator[tuple[Chunk, Documents]]:
-        """Chunks of the part, each with its documents, in order.
+    def chunks(self, part: Part, problems: Problems) -> Iterator[Chunk]:
+        """Records of the part as they lie, in order.
 
         Raises:
             SourceError: a record or file cannot be read, and problems are not to be skipped.
         """
-        for chunk in read_part(part, self._options.text_column, problems):
-            if chunk.layout.text is None:
-                yield chunk, checked_ids(chunk, self._options.vocab_size, problems)
-            else:
-                yield chunk, self._encode(chunk, problems)
+        return read_part(part, self._options.text_column, problems)
+
+    def documents(self, chunk: Chunk, problems: Problems) -> Documents:
+        """The documents of a chunk: tokenised, or checked.
+
+        Raises:
+            SourceError: a record cannot be used, and problems are not to be skipped.
+        """
+        if chunk.layout.text is None:
+            return checked_ids(chunk, self._options.vocab_size, problems)
+        return self._encode(chunk, problems)
+
+    def window(self, part: Part, first: int, count: int, *, labels: bool) -> Iterator[Documents]:
+        """Documents `first` to `first + count` of a pre-tokenised part.
+
+        Args:
+            part: has no bad records.
+            first: documents to pass over; chunks of nothing else are not looked at.
+            count: documents to read.
+            labels: read labels and masks too.
+
+        Raises:
+            SourceError: a record cannot be used.
+        """
+        problems = Problems()
+        before = 0
+        for chunk in self.chunks(part, problems):
+            stop = before + chunk.num_documents
+            if before >= first + count:
+                return
+            if stop > first:
+                documents = self.documents(chunk if labels else chunk.without_labels(), problems)
+                yield documents.take(max(first - before, 0), min(first + count, stop) - before)
+            before = stop
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -2,8 +2,8 @@
 
     sources ──find_parts──> parts ──tokenise──> token files ──cut_units──> packing units ──plan, gather──> shards ──> DIR
 
-Parts and units are independent of each other, so both steps run on any number of workers with the same result; memory is
-bounded by one packing unit a worker.
+Pre-tokenised Arrow parts need no token files: their tokens are read from where they lie. Parts and units are independent of
+each other, so both steps run on any number of workers with the same result; memory is bounded by one unit a worker.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from neatpack.data.job import EXAMPLES, MakePackJob
 from neatpack.data.options import PackOptions
 from neatpack.data.sources import SourceList, find_parts, source_names
 from neatpack.data.store import (
@@ -29,7 +30,7 @@ from neatpack.data.store import (
 )
 from neatpack.data.tokenize import load_tokenizer
 from neatpack.data.tokens import PartRecord
-from neatpack.data.work import EXAMPLES, MakePackJob, TokenizeTask, UnitRecord, cut_units, sum_counts
+from neatpack.data.work import TokenizeTask, UnitRecord, cut_units, sum_counts
 from neatpack.data.workplace import Workplace, open_workplace
 from neatpack.engine import LocalEngine
 from neatpack.errors import PlanError, SourceError
@@ -168,7 +169,9 @@ def pack(
             tokenizer=asdict(tokenizer) if any(part.text for part in parts) else None,
             counts=_manifest_counts(summary),
             content=describe_content(
-                sum(part.content for part in parts), sum(part.pieces for part in parts), wrapped=chosen.strategy == "wrapped"
+                sum(part.content for part in parts) + sum(unit.content for unit in units),
+                sum(part.pieces for part in parts) + sum(unit.pieces for unit in units),
+                wrapped=chosen.strategy == "wrapped",
             ),
             columns=list(summary.columns),
             dtype=summary.dtype,
@@ -206,7 +209,7 @@ class _Run:
         return parts
 
     def pack(self, parts: list[PartRecord]) -> list[UnitRecord]:
-        tasks = list(cut_units(parts, self.place.work, self.options.tokens_a_unit))
+        tasks = list(cut_units(parts, self.found.parts, self.place.work, self.options.tokens_a_unit))
         units: list[UnitRecord] = []
         for unit in self._run(tasks, "pack", sum(task.tokens for task in tasks)):
             units.append(unit)

@@ -106,6 +106,23 @@ class Chunk:
     def __len__(self) -> int:
         return len(self.places.numbers)
 
+    @property
+    def num_documents(self) -> int:
+        """Documents in the records; one each, or as many as `seq_lengths` says where they are packed already."""
+        return len(self.columns[SEQ_LENGTHS].flatten()) if SEQ_LENGTHS in self.columns else len(self)
+
+    @property
+    def vocab_bound(self) -> int | None:
+        """A bound on ids that the type of `input_ids` alone gives: 2**8 or 2**16 for narrow types, else None."""
+        kind = self.columns[IDS].type
+        narrow = {pa.uint8(): 1 << 8, pa.uint16(): 1 << 16}
+        return narrow.get(kind.value_type) if hasattr(kind, "value_type") else None
+
+    def without_labels(self) -> Chunk:
+        """The same records without labels and masks."""
+        lists = tuple(name for name in self.layout.lists if name in (IDS, SEQ_LENGTHS))
+        return replace(self, layout=replace(self.layout, lists=lists), columns={name: self.columns[name] for name in lists})
+
     def keep(self, mask: np.ndarray) -> Chunk:
         """The records that a boolean mask keeps."""
         arrow_mask = pa.array(mask)

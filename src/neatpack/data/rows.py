@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from neatpack.planning import PackPlan
 
-BATCH_TOKENS = 1 << 22
+BATCH_TOKENS = 1 << 20
 """Rows are gathered and written in record batches of at most this many tokens (one row at least)."""
 
 

@@ -70,9 +70,18 @@ class _Tee(io.RawIOBase):
         return written
 
 
-def write_shard(path: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> ShardRecord:
-    """Write record batches as one shard: aside, then renamed."""
-    aside = path.with_name(f"{path.name}.{os.getpid()}")
+def write_shard(
+    path: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema, *, aside_in: Path | None = None
+) -> ShardRecord:
+    """Write record batches as one shard: aside, then renamed.
+
+    Args:
+        path: the shard.
+        batches: its rows; each is written before the next one is asked for.
+        schema: of the batches.
+        aside_in: folder to write in before the shard is whole; None is the shard's own.
+    """
+    aside = (aside_in or path.parent) / f"{path.name}.{os.getpid()}"
     rows = tokens = 0
     try:
         with aside.open("wb") as file:

@@ -39,6 +39,7 @@ class PartRecord:
         dtype: of the ids file.
         labels: whether there is a labels file (int32); there is none where all labels repeat the ids.
         labelled: whether the source has labels or masks.
+        in_place: whether the tokens stay in the source, and only lengths are kept here.
         text: whether the tokens come from text, by the tokenizer.
         skipped: records left out, by reason, and `examples` the first message for each.
         ignored_columns: columns of the source that are not carried.
@@ -51,6 +52,7 @@ class PartRecord:
     dtype: str = "int32"
     labels: bool = False
     labelled: bool = False
+    in_place: bool = False
     text: bool = False
     skipped: dict[str, int] = field(default_factory=dict)
     examples: dict[str, str] = field(default_factory=dict)
@@ -75,15 +77,19 @@ class PartFiles:
         """The record of a finished part, or None where it is not finished or its files do not fit it."""
         try:
             record = PartRecord(**json.loads(self.path("json").read_bytes()))
-            sizes = {
-                kind: self.path(kind).stat().st_size for kind in ("ids", "lengths", *(["labels"] if record.labels else []))
-            }
+            expected = self._expected_sizes(record)
+            sizes = {kind: self.path(kind).stat().st_size for kind in expected}
         except FileNotFoundError:
             return None
-        expected = {"ids": record.tokens * np.dtype(record.dtype).itemsize, "lengths": record.documents * 8}
-        if record.labels:
-            expected["labels"] = record.tokens * 4
         return record if sizes == expected else None
+
+    def _expected_sizes(self, record: PartRecord) -> dict[str, int]:
+        sizes = {"lengths": record.documents * 8}
+        if not record.in_place:
+            sizes["ids"] = record.tokens * np.dtype(record.dtype).itemsize
+            if record.labels:
+                sizes["labels"] = record.tokens * 4
+        return sizes
 
     def lengths(self, first: int, count: int) -> np.ndarray:
         """Lengths `[count] int64` of documents `first` on."""
@@ -117,15 +123,22 @@ def _read(path: Path, dtype: np.dtype, first: int, into: np.ndarray) -> None:
 
 
 class PartWriter:
-    """Writes a part; leaving the `with` block without an error, and `finish`, make it exist."""
+    """Writes a part; leaving the `with` block without an error, and `finish`, make it exist.
 
-    def __init__(self, files: PartFiles, dtype: np.dtype) -> None:
+    Args:
+        files: where to.
+        dtype: of the ids.
+        tokens: False where only lengths are kept.
+    """
+
+    def __init__(self, files: PartFiles, dtype: np.dtype, *, tokens: bool = True) -> None:
         self._files = files
+        self._kinds = ("ids", "lengths") if tokens else ("lengths",)
         self._dtype = dtype.newbyteorder("<")
         self._open: dict[str, BinaryIO] = {}
 
     def __enter__(self) -> PartWriter:
-        for kind in ("ids", "lengths"):
+        for kind in self._kinds:
             self._start(kind)
         return self
 
@@ -137,10 +150,14 @@ class PartWriter:
     def append(self, ids: np.ndarray, lengths: np.ndarray, labels: np.ndarray | None) -> None:
         """Append documents: ids `[T]`, lengths `[D]`, labels `[T]` or None."""
         self._open["ids"].write(np.ascontiguousarray(ids, self._dtype).view(np.uint8).data)
-        self._open["lengths"].write(np.ascontiguousarray(lengths, "<i8").view(np.uint8).data)
+        self.append_lengths(lengths)
         if labels is not None:
             file = self._open.get("labels") or self._start("labels")
             file.write(np.ascontiguousarray(labels, "<i4").view(np.uint8).data)
+
+    def append_lengths(self, lengths: np.ndarray) -> None:
+        """Append the lengths `[D]` of documents whose tokens are not kept here."""
+        self._open["lengths"].write(np.ascontiguousarray(lengths, "<i8").view(np.uint8).data)
 
     def finish(self, record: PartRecord) -> None:
         """Move the files to their names, the record last; labels that all repeat the ids are not kept."""

@@ -15,11 +15,11 @@ import pyarrow as pa
 from neatpack.data.columns import list_parts
 from neatpack.data.content import ContentHash
 from neatpack.data.documents import DocumentReader
+from neatpack.data.job import add_content
 from neatpack.data.options import PackOptions
 from neatpack.data.records import Problems
 from neatpack.data.sources import find_parts
 from neatpack.data.store import MANIFEST, MANIFEST_VERSION, describe_content, read_batches
-from neatpack.data.work import add_content
 from neatpack.errors import StoreError
 
 
@@ -214,8 +214,9 @@ def _check_source(root: Path, manifest: dict[str, Any], sources: Sequence[str | 
     found = find_parts(sources, options.include)
     done = 0
     for part in found.parts:
-        for _, documents in reader.read(part, Problems(options.skip_bad)):
-            add_content(content, documents, options)
+        problems = Problems(options.skip_bad)
+        for chunk in reader.chunks(part, problems):
+            add_content(content, reader.documents(chunk, problems), options)
         done += part.size
         if progress:
             progress("source", done, found.num_bytes)

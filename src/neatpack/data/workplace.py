@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from neatpack.data.options import FORMATS
 from neatpack.data.store import publish
 from neatpack.data.tokens import write_json
 from neatpack.errors import PlanError, SourceError, StoreError
@@ -49,6 +50,9 @@ class Workplace:
         if record.exists():
             _check_same_job(self.folder, json.loads(record.read_bytes()), job)
             self.resumed = True
+            for entry in self.folder.iterdir():  # what a killed run was writing when it had all its shards
+                if entry != self.work and entry.suffix[1:] not in FORMATS:
+                    entry.unlink()
             return
         for entry in self.folder.iterdir():  # a run that was killed before it had begun
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
