@@ -17,8 +17,12 @@ import pyarrow.json as pa_json
 
 from neatpack.data.records import LISTS, Chunk, Layout, Places, Problems, choose_layout
 from neatpack.data.sources import Part, compression_of
+from neatpack.errors import SourceError
 
 BLOCK_BYTES = 1 << 24
+LINE_BYTES = 1 << 30
+"""The longest line that is read: memory must not depend on what a compressed file expands to."""
+
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -55,17 +59,17 @@ def _blocks(path: str, part: Part) -> Iterator[bytes]:
     if part.start or part.stop is not None:
         yield from _range_blocks(path, part.start, part.stop)
         return
-    rest = b""
     with _open(path) as stream:
+        rest: list[bytes] = []  # of a line that has not ended; joined once, however long it is
         while data := stream.read(BLOCK_BYTES):
             cut = data.rfind(b"\n") + 1
-            if not cut:
-                rest += data
-                continue
-            yield (rest + data[:cut]).removeprefix(_BOM)
-            rest = data[cut:]
-    if rest:
-        yield rest.removeprefix(_BOM)
+            if cut:
+                yield b"".join([*rest, data[:cut]]).removeprefix(_BOM)
+                rest = []
+            rest.append(data[cut:])
+            _check_line(path, sum(map(len, rest)))
+    if any(rest):
+        yield b"".join(rest).removeprefix(_BOM)
 
 
 def _range_blocks(path: str, start: int, stop: int | None) -> Iterator[bytes]:
@@ -77,8 +81,9 @@ def _range_blocks(path: str, start: int, stop: int | None) -> Iterator[bytes]:
             data = stream.read(BLOCK_BYTES if stop is None else min(BLOCK_BYTES, stop - stream.tell()))
             if not data:
                 return
-            data += b"" if data.endswith(b"\n") else stream.readline()
-            yield data.removeprefix(_BOM)
+            end = b"" if data.endswith(b"\n") else stream.readline(LINE_BYTES + 1)
+            _check_line(path, len(end))
+            yield (data + end).removeprefix(_BOM)
 
 
 def _lines_before(path: str, position: int) -> int:
@@ -94,12 +99,12 @@ def _lines_before(path: str, position: int) -> int:
 def _layout(path: str, text_column: str | None, problems: Problems) -> Layout | None:
     """The layout that the first usable record of the file shows; None where no line holds one."""
     with _open(path) as stream:
-        for number, line in enumerate(_lines(stream), 1):
+        for number, line in enumerate(_lines(path, stream), 1):
             if not line.strip():
                 continue
             try:
                 record = json.loads(line.removeprefix(_BOM))
-            except ValueError:
+            except (ValueError, RecursionError):
                 if problems.skip:
                     continue
                 return Layout(text_column or "text")  # the reader names the broken line
@@ -111,18 +116,46 @@ def _layout(path: str, text_column: str | None, problems: Problems) -> Layout | 
     return None
 
 
-def _lines(stream: BinaryIO) -> Iterator[bytes]:
+def _lines(path: str, stream: BinaryIO) -> Iterator[bytes]:
     """Lines of a stream, read in small pieces."""
-    rest = b""
+    rest: list[bytes] = []
+    size = 0
     while data := stream.read(1 << 16):
-        *lines, rest = (rest + data).split(b"\n")
-        yield from lines
-    if rest:
-        yield rest
+        *lines, begun = data.split(b"\n")
+        if lines:
+            yield b"".join([*rest, lines[0]])
+            yield from lines[1:]
+            rest, size = [], 0
+        rest.append(begun)
+        size += len(begun)
+        _check_line(path, size)
+    if any(rest):
+        yield b"".join(rest)
+
+
+def _check_line(path: str, size: int) -> None:
+    if size > LINE_BYTES:
+        raise SourceError(
+            f"{path}: a line of more than {LINE_BYTES} bytes, expected one JSON object a line. If the file is JSON Lines, "
+            "split its longest document; if it is something else, convert it."
+        )
+
+
+def _null_line(block: bytes) -> bool:
+    """Whether a value of the block, not one inside an object, may be null: Arrow's reader crashes on those."""
+    at = block.find(b"null")
+    while at >= 0:
+        before = block[max(0, at - 64) : at].rstrip(b" \t\r")
+        if not before or before.endswith((b"\n", b"}")):
+            return True
+        at = block.find(b"null", at + 4)
+    return False
 
 
 def _fast(block: bytes, layout: Layout, lines: int) -> dict[str, pa.Array] | None:
     """The columns by Arrow's reader, or None where a closer look is needed."""
+    if _null_line(block):
+        return None
     # Every known column is named, so that one that appears in later lines only is noticed.
     known = LISTS if layout.text is None else layout.columns
     type_ = pa.list_(pa.int64()) if layout.text is None else pa.string()
