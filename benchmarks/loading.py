@@ -50,6 +50,7 @@ class CutAndFlatten:
         self._flatten = DataCollatorWithFlattening(return_flash_attn_kwargs=True)
 
     def __call__(self, rows: list[dict[str, Any]]) -> Any:
+        """Collate packed rows."""
         documents = []
         for row in rows:
             begin = 0
