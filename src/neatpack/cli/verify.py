@@ -21,11 +21,14 @@ def verify(
         list[Path] | None,
         typer.Option(help="Read the source again and compare; repeat for several, in any order.", show_default=False),
     ] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="With --source: let a hub tokenizer run the code that it ships.")
+    ] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Check checksums, boundaries and counts of a packed folder, and that nothing was lost or doubled."""
     with progress_bar() as progress:
-        report = verify_folder(folder, source, progress=progress)
+        report = verify_folder(folder, source, trust_remote_code=trust_remote_code, progress=progress)
     if json_output:
         sys.stdout.write(json.dumps(asdict(report), indent=1) + "\n")
         return

@@ -13,6 +13,8 @@ from neatpack.data.records import ATTENTION_MASK, IDS, LABELS, MASKS, SEQ_LENGTH
 IGNORE_LABEL = -100
 """The label of a token that is not learned; the field's convention."""
 
+_AS_BYTES = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
+
 
 @dataclass(frozen=True)
 class Documents:
@@ -54,6 +56,20 @@ class Outline:
     places: Places
     labelled: bool
     differs: bool
+
+
+def check_offsets(*arrays: pa.Array) -> None:
+    """Refuse list and text arrays from a file whose offsets lead outside of their values: Arrow believes them, and crashes.
+
+    One pass over the offsets; of text, whether it is UTF-8 is not looked at.
+
+    Raises:
+        ArrowInvalid: damaged offsets, or other buffers that do not fit the array.
+    """
+    for array in arrays:
+        array.validate()
+        plain = _AS_BYTES.get(array.type)
+        (array if plain is None else array.view(plain)).validate(full=True)
 
 
 def list_parts(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:

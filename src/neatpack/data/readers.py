@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from neatpack.data.columns import check_offsets
 from neatpack.data.jsonl import read_jsonl
 from neatpack.data.records import Chunk, Layout, Places, Problems, choose_layout
 from neatpack.data.sources import Part
@@ -96,7 +97,9 @@ def _read_table(part: Part, text_column: str | None) -> Iterator[Chunk]:
     for row, batch in _batches(part, path, text_column):
         if layout is None:
             layout = choose_layout(_column_names(part, path, batch), text_column, path)
-        for begin, piece in _bounded(batch.select(list(layout.columns))):
+        chosen = batch.select(list(layout.columns))
+        check_offsets(*chosen.columns)
+        for begin, piece in _bounded(chosen):
             numbers = np.arange(row + begin, row + begin + piece.num_rows)
             columns = dict(zip(piece.schema.names, piece.columns, strict=True))
             yield Chunk(layout, columns, Places((path,), numbers, "row"))

@@ -23,6 +23,9 @@ PART_BYTES = 1 << 27
 TEXT_GROUP = 4096
 """Most text files in a part."""
 
+MAX_LINKED = 100_000
+"""Most folders that are reached through links: a few that link to each other make any number of ways."""
+
 DATA_FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".arrow": "arrow"}
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 _TEXT = """
@@ -100,9 +103,11 @@ def find_parts(sources: Sequence[str | Path], include: Sequence[str] = ()) -> So
     for source in map(Path, sources):
         before = len(found)
         if source.is_dir():
-            found += _walk(source, source, tuple(include), ignored)
+            found += _Walk(source, tuple(include), ignored).files(source)
             if len(found) == before:
                 raise SourceError(_nothing_message(source, include, ignored))
+        elif source.is_socket() or source.is_char_device() or source.is_block_device():
+            raise SourceError(f"{source}: a socket or a device, expected a file or a folder. Write what it gives to a file.")
         elif source.exists():
             found.append((str(source), format_of(source) or "text"))
         else:
@@ -133,30 +138,56 @@ def _size_and_time(path: str) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _walk(root: Path, folder: Path, include: tuple[str, ...], ignored: Counter[str]) -> Iterator[tuple[str, str]]:
-    if (folder / "dataset_dict.json").is_file():
-        yield from _walk(root, _only_split(folder), include, ignored)
-        return
-    if (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file():
-        yield from _saved_dataset(folder)
-        return
-    try:
-        entries = sorted(folder.iterdir(), key=lambda entry: entry.name)
-    except OSError as error:
-        raise SourceError(f"{folder}: the folder cannot be read ({error.strerror}).") from error
-    for entry in entries:
-        if entry.name.startswith(".") or entry.name == "__pycache__":
-            continue
-        if entry.is_dir():
-            if entry.is_symlink() and entry.resolve() in (folder.resolve(), *folder.resolve().parents):
-                continue  # a link to where we are
-            yield from _walk(root, entry, include, ignored)
-            continue
-        format_ = format_of(entry) or ("text" if entry.suffix.lower() in TEXT_SUFFIXES or include else None)
-        if format_ is None or not _included(entry, root, include):
-            ignored[entry.suffix or entry.name] += 1
-        else:
-            yield str(entry), format_
+@dataclass
+class _Walk:
+    """A walk through the folders below `root`, counting what is `ignored`."""
+
+    root: Path
+    include: tuple[str, ...]
+    ignored: Counter[str]
+    linked: int = 0
+
+    def files(self, folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[tuple[str, str]]:
+        """Files to read and their formats, in sorted order; `above` is every folder that the way here leads through."""
+        if (folder / "dataset_dict.json").is_file():
+            yield from self.files(_only_split(folder), above)
+            return
+        if (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file():
+            yield from _saved_dataset(folder)
+            return
+        try:
+            entries = sorted(folder.iterdir(), key=lambda entry: entry.name)
+        except OSError as error:
+            raise SourceError(f"{folder}: the folder cannot be read ({error.strerror}).") from error
+        real = folder.resolve()
+        above = above | {real, *real.parents}
+        for entry in entries:
+            if entry.name.startswith(".") or entry.name == "__pycache__":
+                continue
+            if entry.is_dir():
+                if not entry.is_symlink() or self._leads_on(entry, above):
+                    yield from self.files(entry, above)
+            elif format_ := self._format(entry):
+                yield str(entry), format_
+
+    def _leads_on(self, link: Path, above: frozenset[Path]) -> bool:
+        """Whether a linked folder is another one than those that the way to it leads through."""
+        self.linked += 1
+        if self.linked > MAX_LINKED:
+            raise SourceError(
+                f"{self.root}: more than {MAX_LINKED} folders are reached through links, the last one {link}. Name the folders "
+                "that are meant, without the links."
+            )
+        return link.resolve() not in above
+
+    def _format(self, file: Path) -> str | None:
+        """The format to read a file as; None, and counted, where it is not read."""
+        format_ = format_of(file) or ("text" if file.suffix.lower() in TEXT_SUFFIXES or self.include else None)
+        special = file.exists() and not file.is_file()  # a pipe, socket or device may never end
+        if format_ is None or special or not _included(file, self.root, self.include):
+            self.ignored[file.suffix or file.name] += 1
+            return None
+        return format_
 
 
 def _included(path: Path, root: Path, include: tuple[str, ...]) -> bool:
@@ -166,24 +197,38 @@ def _included(path: Path, root: Path, include: tuple[str, ...]) -> bool:
 
 def _only_split(folder: Path) -> Path:
     splits = read_json(folder / "dataset_dict.json").get("splits", [])
+    if not isinstance(splits, list):
+        raise SourceError(f"{folder / 'dataset_dict.json'}: splits is no list. Save or copy the dataset again.")
     if len(splits) != 1:
-        ways = ", ".join(str(folder / split) for split in splits)
+        ways = ", ".join(str(folder / str(split)) for split in splits)
         raise SourceError(
-            f"{folder}: a DatasetDict of {len(splits)} splits ({', '.join(splits)}); packing them together would mix "
+            f"{folder}: a DatasetDict of {len(splits)} splits ({', '.join(map(str, splits))}); packing them together would mix "
             f"them. Name the splits that are meant: {ways}."
         )
-    return folder / str(splits[0])
+    return _inside(folder, splits[0], folder / "dataset_dict.json")
 
 
 def _saved_dataset(folder: Path) -> Iterator[tuple[str, str]]:
     state = read_json(folder / "state.json")
     if state.get("_indices_data_files"):
         raise SourceError(f"{folder}: the dataset has an index over its rows. Call flatten_indices() and save it again.")
-    for entry in state.get("_data_files", []):
-        path = folder / entry["filename"]
+    entries = state.get("_data_files", [])
+    for entry in entries if isinstance(entries, list) else [entries]:
+        name = entry.get("filename") if isinstance(entry, dict) else entry
+        path = _inside(folder, name, folder / "state.json")
         if not path.is_file():
             raise SourceError(f"{path}: missing, but {folder / 'state.json'} lists it. Save or copy the dataset again.")
         yield str(path), "arrow"
+
+
+def _inside(folder: Path, name: object, record: Path) -> Path:
+    """The entry of a folder that a record in it names; a name that leads elsewhere is refused."""
+    if not isinstance(name, str) or name in ("", ".", "..") or not name.isprintable() or any(part in name for part in "/\\"):
+        raise SourceError(
+            f"{record}: names {str(name)[:80]!r}, expected the plain name of an entry of the folder. Save or copy the dataset "
+            "again; if it is not yours, do not use it."
+        )
+    return folder / name
 
 
 def read_json(path: Path) -> dict:
@@ -196,7 +241,7 @@ def read_json(path: Path) -> dict:
 
     try:
         value = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SourceError(f"{path}: not readable as JSON ({error}). Save or copy the dataset again.") from error
     if not isinstance(value, dict):
         raise SourceError(f"{path}: expected a JSON object, got {type(value).__name__}.")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from neatpack.data.columns import list_parts
+from neatpack.data.columns import check_offsets, list_parts
 from neatpack.data.flat import BitColumn, Column, NumberColumn, ValueColumn
 from neatpack.data.records import IDS, LABELS, SEQ_LENGTHS
 from neatpack.errors import SourceError
@@ -151,6 +151,10 @@ class _Lists:
         chunks = table.column(name).chunks or [pa.array([], table.column(name).type)]
         if not is_list(chunks[0].type):
             return cls(chunks, np.zeros(1, np.int64), None, f"it has type {chunks[0].type}, not lists of numbers")
+        try:
+            check_offsets(*chunks)
+        except pa.ArrowInvalid as error:
+            return cls(chunks, np.zeros(1, np.int64), None, f"it is damaged ({error})")
         parts = [_list_values(chunk) for chunk in chunks]
         starts = parts[0][1] if len(parts) == 1 else _concatenate([offsets for _, offsets in parts])
         kind = chunks[0].type.value_type

@@ -16,10 +16,11 @@ from neatpack.data.columns import list_parts
 from neatpack.data.content import ContentHash
 from neatpack.data.documents import DocumentReader
 from neatpack.data.job import add_content
+from neatpack.data.manifest import load_manifest
 from neatpack.data.options import PackOptions
 from neatpack.data.records import Problems
 from neatpack.data.sources import find_parts
-from neatpack.data.store import MANIFEST, MANIFEST_VERSION, describe_content, read_batches
+from neatpack.data.store import MANIFEST, describe_content, read_batches
 from neatpack.errors import StoreError
 
 
@@ -45,14 +46,20 @@ class VerifyReport:
 
 
 def verify(
-    folder: str | Path, sources: Sequence[str | Path] | None = None, *, progress: Callable[[str, int, int], None] | None = None
+    folder: str | Path,
+    sources: Sequence[str | Path] | None = None,
+    *,
+    trust_remote_code: bool = False,
+    progress: Callable[[str, int, int], None] | None = None,
 ) -> VerifyReport:
-    """Check a folder that `neatpack pack` wrote.
+    """Check a folder that `neatpack pack` wrote; nothing in it is trusted, and nothing in it runs.
 
     Args:
         folder: the packed folder.
         sources: the source it was packed from; it is read and tokenised again under the options of the manifest, and must
             give the same content. None checks against the hash that was taken while packing.
+        trust_remote_code: let the tokenizer that the manifest names run the code that it ships, to read the source again;
+            what the manifest itself says of this does not count.
         progress: told how far each step is ("shards" and "source", in bytes).
 
     Raises:
@@ -77,7 +84,7 @@ def verify(
     got = describe_content(content.total, content.documents, wrapped=wrapped)
     _check_content(f"{root}: the rows", got, manifest["content"])
     if sources is not None:
-        _check_source(root, manifest, sources, progress)
+        _check_source(root, manifest, sources, trust_remote_code, progress)
     return VerifyReport(
         folder=str(root),
         shards=len(manifest["shards"]),
@@ -86,26 +93,6 @@ def verify(
         content=got["hash"],
         source=sources is not None,
     )
-
-
-def load_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a packed folder.
-
-    Raises:
-        StoreError: there is none, or it is not one that this version reads.
-    """
-    path = folder / MANIFEST
-    try:
-        manifest = json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        partial = folder.with_name(f"{folder.name}.partial")
-        hint = f" An unfinished run is in {partial}: run its command again." if partial.exists() else ""
-        raise StoreError(f"{path}: not found; {folder} is not a finished folder of neatpack pack.{hint}") from error
-    except (OSError, ValueError) as error:
-        raise StoreError(f"{path}: not readable ({error}). Pack again, or restore the file.") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != "neatpack" or manifest.get("version") != MANIFEST_VERSION:
-        raise StoreError(f"{path}: expected a neatpack manifest of version {MANIFEST_VERSION}. Use the neatpack that wrote it.")
-    return manifest
 
 
 def _check_files(root: Path, manifest: dict[str, Any]) -> None:
@@ -120,7 +107,7 @@ def _check_files(root: Path, manifest: dict[str, Any]) -> None:
     if manifest["options"]["file_format"] == "arrow":
         try:
             loaded = [entry["filename"] for entry in json.loads(state.read_bytes())["_data_files"]]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise StoreError(f"{state}: not readable ({error}); datasets cannot open the folder. Pack again.") from error
         if loaded != listed:
             raise StoreError(f"{state}: lists {loaded}, expected the shards of the manifest, {listed}. Pack again.")
@@ -206,9 +193,11 @@ def _check_content(what: str, got: dict[str, Any], expected: dict[str, Any]) -> 
         )
 
 
-def _check_source(root: Path, manifest: dict[str, Any], sources: Sequence[str | Path], progress: Any) -> None:
-    known = {**manifest["options"], "include": tuple(manifest["options"]["include"])}
-    options = PackOptions(**known)
+def _check_source(
+    root: Path, manifest: dict[str, Any], sources: Sequence[str | Path], trust_remote_code: bool, progress: Any
+) -> None:
+    include = tuple(manifest["options"]["include"])
+    options = PackOptions(**{**manifest["options"], "include": include, "trust_remote_code": trust_remote_code})
     content = ContentHash()
     reader = DocumentReader(options)
     found = find_parts(sources, options.include)

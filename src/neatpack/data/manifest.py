@@ -1,0 +1,102 @@
+"""The manifest of a packed folder, read and checked before anything believes it: the folder may come from a stranger."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from neatpack.data.options import PackOptions
+from neatpack.data.store import MANIFEST, MANIFEST_VERSION
+from neatpack.errors import StoreError
+
+_SHARD_NAME = re.compile(r"data-[0-9]+\.(arrow|parquet)")
+
+_NUMBER, _TEXT, _FLAG, _LIST = int, str, bool, list
+_NONE = type(None)
+_SECTIONS: dict[str, dict[str, tuple[type, ...]]] = {
+    "options": {
+        "seq_len": (_NUMBER,),
+        "tokenizer": (_TEXT,),
+        "text_column": (_TEXT, _NONE),
+        "include": (_LIST,),
+        "strategy": (_TEXT,),
+        "overflow": (_TEXT,),
+        "seed": (_NUMBER, _NONE),
+        "eos": (_FLAG,),
+        "eos_token": (_TEXT, _NONE),
+        "trust_remote_code": (_FLAG,),
+        "skip_bad": (_FLAG,),
+        "vocab_size": (_NUMBER, _NONE),
+        "unit_tokens": (_NUMBER, _NONE),
+        "file_format": (_TEXT,),
+    },
+    "counts": {"rows": (_NUMBER,), "tokens_in_rows": (_NUMBER,)},
+    "content": {"of": (_TEXT,), "count": (_NUMBER,), "hash": (_TEXT,)},
+}
+_SHARD: dict[str, tuple[type, ...]] = {
+    "file": (_TEXT,),
+    "rows": (_NUMBER,),
+    "tokens": (_NUMBER,),
+    "bytes": (_NUMBER,),
+    "sha256": (_TEXT,),
+}
+
+
+def load_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a packed folder, with everything in it that is read later, and of the right kind.
+
+    Raises:
+        StoreError: there is none, it is not one that this version reads, or a shard's name leads out of the folder.
+    """
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        partial = folder.with_name(f"{folder.name}.partial")
+        hint = f" An unfinished run is in {partial}: run its command again." if partial.exists() else ""
+        raise StoreError(f"{path}: not found; {folder} is not a finished folder of neatpack pack.{hint}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise StoreError(f"{path}: not readable ({error}). Pack again, or restore the file.") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != "neatpack" or manifest.get("version") != MANIFEST_VERSION:
+        raise StoreError(f"{path}: expected a neatpack manifest of version {MANIFEST_VERSION}. Use the neatpack that wrote it.")
+    _check_manifest(path, manifest)
+    return manifest
+
+
+def _check_manifest(path: Path, manifest: dict[str, Any]) -> None:
+    for section, kinds in _SECTIONS.items():
+        _check_section(path, section, manifest.get(section), kinds)
+    strange = sorted(set(manifest["options"]) - {field.name for field in fields(PackOptions)})
+    if strange:
+        raise StoreError(
+            f"{path}: options has {strange[0][:60]!r}, which this version does not know. Use the neatpack that wrote it."
+        )
+    if not all(isinstance(pattern, str) for pattern in manifest["options"]["include"]):
+        raise StoreError(f"{path}: options.include must hold patterns. Pack again, or restore the file.")
+    shards = manifest.get("shards")
+    if not isinstance(shards, list):
+        raise StoreError(f"{path}: shards is {_kind(shards)}, expected a list. Pack again, or restore the file.")
+    for index, shard in enumerate(shards):
+        _check_section(path, f"shards[{index}]", shard, _SHARD)
+        if not _SHARD_NAME.fullmatch(shard["file"]):
+            raise StoreError(
+                f"{path}: shards[{index}].file is {shard['file'][:80]!r}, expected a name like data-00000.arrow in the folder "
+                "itself. neatpack pack did not write this: do not use the folder."
+            )
+
+
+def _check_section(path: Path, name: str, section: object, kinds: dict[str, tuple[type, ...]]) -> None:
+    if not isinstance(section, dict):
+        raise StoreError(f"{path}: {name} is {_kind(section)}, expected an object. Pack again, or restore the file.")
+    for key, expected in kinds.items():
+        value = section.get(key)
+        if key not in section or type(value) not in expected:
+            wanted = " or ".join(kind.__name__ for kind in expected)
+            raise StoreError(f"{path}: {name}.{key} is {_kind(value)}, expected {wanted}. Pack again, or restore the file.")
+
+
+def _kind(value: object) -> str:
+    return "missing" if value is None else type(value).__name__
