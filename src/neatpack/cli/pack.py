@@ -25,6 +25,13 @@ class Strategy(Enum):
     wrapped = "wrapped"
 
 
+class Engine(Enum):
+    """Who does the work."""
+
+    local = "local"
+    ray = "ray"
+
+
 class Format(Enum):
     """Format of the files written."""
 
@@ -70,7 +77,15 @@ def pack(
     no_shuffle: Annotated[bool, typer.Option("--no-shuffle", help="Keep rows in the planner's order.")] = False,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="Processes; any number gives the same bytes (default: by size).", show_default=False),
+        typer.Option(
+            min=1, help="Processes; any number gives the same bytes (default: by size; with Ray, all CPUs).", show_default=False
+        ),
+    ] = None,
+    engine: Annotated[
+        Engine, typer.Option(help="local: processes of this machine; ray: a Ray cluster. The bytes are the same.")
+    ] = Engine.local,
+    ray_address: Annotated[
+        str | None, typer.Option(help="The Ray cluster (default: start one on this machine).", show_default=False)
     ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an existing output, once the new one is complete.")
@@ -99,6 +114,8 @@ def pack(
             out,
             seq_len,
             workers=workers,
+            engine=engine.value,
+            ray_address=ray_address,
             overwrite=overwrite,
             restart=restart,
             progress=progress,

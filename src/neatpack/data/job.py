@@ -7,6 +7,7 @@ them, and copies them straight to where they are planned.
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -25,7 +26,7 @@ from neatpack.data.store import row_schema, write_shard
 from neatpack.data.tokens import PartFiles, PartRecord, PartWriter, narrowest_dtype, write_json
 from neatpack.data.work import PackTask, TokenizeTask, UnitRecord, UnitSlice
 from neatpack.data.workplace import writing
-from neatpack.errors import SourceError
+from neatpack.errors import SourceError, StoreError
 from neatpack.planning import PackPlan, plan_rows
 
 EXAMPLES = 5
@@ -47,7 +48,16 @@ class MakePackJob:
     work: Path
 
     def __call__(self) -> PackJob:
-        """Build the job, in the process that will do it."""
+        """Build the job, in the process that will do it.
+
+        Raises:
+            StoreError: this machine does not see the folder of the run.
+        """
+        if not self.work.is_dir():
+            raise StoreError(
+                f"{self.work}: not there on the machine {platform.node()}. Every machine that works on a run must see the "
+                "source and the folder of --out under the same paths: put both on storage that all of them mount."
+            )
         return PackJob(self.options, self.folder, self.work)
 
 

@@ -32,7 +32,7 @@ from neatpack.data.tokenize import load_tokenizer
 from neatpack.data.tokens import PartRecord
 from neatpack.data.work import TokenizeTask, UnitRecord, cut_units, sum_counts
 from neatpack.data.workplace import Workplace, open_workplace
-from neatpack.engine import LocalEngine
+from neatpack.engine import EngineName, LocalEngine, RayEngine, make_engine
 from neatpack.errors import PlanError, SourceError
 from neatpack.planning import PlanCounts
 
@@ -107,6 +107,8 @@ def pack(
     seq_len: int,
     *,
     workers: int | None = 1,
+    engine: EngineName = "local",
+    ray_address: str | None = None,
     overwrite: bool = False,
     restart: bool = False,
     progress: Progress | None = None,
@@ -123,7 +125,11 @@ def pack(
         out: folder to write; it must not exist, unless `overwrite`.
         seq_len: tokens a row holds.
         workers: processes; the output is the same for any number. More than one starts Python afresh for each, so call
-            this from under `if __name__ == "__main__":` in a script. None takes as many as the size of the source pays for.
+            this from under `if __name__ == "__main__":` in a script. None takes as many as the size of the source pays for,
+            or with Ray every CPU of the cluster.
+        engine: "local", or "ray" to run the same units on a Ray cluster with the same result. Its machines must see the
+            source, and the folder that `out` lies in, under the same paths.
+        ray_address: the Ray cluster; None starts one on this machine.
         overwrite: replace a folder that neatpack wrote, once the new one is complete.
         restart: throw away what an interrupted run of another kind left in the .partial folder beside `out`; an interrupted
             run of the same kind goes on where it stopped.
@@ -151,10 +157,12 @@ def pack(
         "source": found.fingerprint(),
         "tokenizer": asdict(tokenizer),
     }
-    workers = _worth_starting(found) if workers is None else workers
+    if workers is None and engine == "local":
+        workers = _worth_starting(found)
     with open_workplace(target, job, restart=restart) as place:
-        with LocalEngine(MakePackJob(chosen, place.folder, place.work), workers) as engine:
-            run = _Run(chosen, found, place, engine, progress or _no_progress)
+        make_job = MakePackJob(chosen, place.folder, place.work)
+        with make_engine(engine, make_job, workers=workers, ray_address=ray_address) as workforce:
+            run = _Run(chosen, found, place, workforce, progress or _no_progress)
             parts = run.tokenize()
             units = run.pack(parts)
         summary = _summarize(target, chosen, found, parts, units, started)
@@ -194,7 +202,7 @@ class _Run:
     options: PackOptions
     found: SourceList
     place: Workplace
-    engine: LocalEngine
+    engine: LocalEngine | RayEngine
     progress: Progress
 
     def tokenize(self) -> list[PartRecord]:

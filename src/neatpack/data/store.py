@@ -22,7 +22,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow as pa
 
-from neatpack.data.tokens import write_json
+from neatpack.data.columns import check_offsets
+from neatpack.data.tokens import aside, write_json
 from neatpack.errors import StoreError
 
 MANIFEST = "manifest.json"
@@ -81,19 +82,19 @@ def write_shard(
         schema: of the batches.
         aside_in: folder to write in before the shard is whole; None is the shard's own.
     """
-    aside = (aside_in or path.parent) / f"{path.name}.{os.getpid()}"
+    unfinished = aside((aside_in or path.parent) / path.name)
     rows = tokens = 0
     try:
-        with aside.open("wb") as file:
+        with unfinished.open("wb") as file:
             tee = _Tee(file)
             with pa.PythonFile(tee, "w") as sink, _writer(path, sink, schema) as writer:
                 for batch in batches:
                     writer.write_batch(batch)
                     rows += batch.num_rows
                     tokens += len(batch.column("input_ids").flatten())
-        aside.replace(path)
+        unfinished.replace(path)
     finally:
-        aside.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
     return ShardRecord(file=path.name, rows=rows, tokens=tokens, bytes=tee.size, sha256=tee.digest.hexdigest())
 
 
@@ -110,7 +111,9 @@ def read_batches(path: Path) -> Iterator[pa.RecordBatch]:
     """Record batches of a shard, in order."""
     if path.suffix != ".parquet":
         with pa.memory_map(str(path)) as file:
-            yield from pa.ipc.open_stream(file)
+            for batch in pa.ipc.open_stream(file):
+                check_offsets(*batch.columns)
+                yield batch
         return
     import pyarrow.parquet as pq
 

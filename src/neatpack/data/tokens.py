@@ -8,7 +8,7 @@ buffer.
 from __future__ import annotations
 
 import json
-import os
+import secrets
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -144,8 +144,7 @@ class PartWriter:
 
     def _start(self, kind: str) -> BinaryIO:
         path = self._files.path(kind)
-        # One name a process: a worker that outlives a killed run may still be writing the same part.
-        return self._open.setdefault(kind, path.with_suffix(f".{kind}.{os.getpid()}").open("wb"))
+        return self._open.setdefault(kind, aside(path).open("wb"))
 
     def append(self, ids: np.ndarray, lengths: np.ndarray, labels: np.ndarray | None) -> None:
         """Append documents: ids `[T]`, lengths `[D]`, labels `[T]` or None."""
@@ -179,8 +178,16 @@ class PartWriter:
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Write a JSON file aside, then rename it: it is whole or not there."""
-    aside = path.with_name(f"{path.name}.{os.getpid()}")
-    with aside.open("w", encoding="utf-8") as file:
+    unfinished = aside(path)
+    with unfinished.open("w", encoding="utf-8") as file:
         json.dump(value, file, indent=1, sort_keys=True)
         file.write("\n")
-    aside.replace(path)
+    unfinished.replace(path)
+
+
+def aside(path: Path) -> Path:
+    """A name beside `path` to write to before the file is whole; never the same one.
+
+    A worker that outlives a killed run, or was given up for lost on another machine, may still be writing the same file.
+    """
+    return path.with_name(f"{path.name}.{secrets.token_hex(4)}")

@@ -145,14 +145,14 @@ def _serve(make_job: Callable[[], Job], pipe: Connection) -> None:
         except BrokenPipeError:
             return  # the parent is gone
         except Exception as error:
-            reply = ("error", _portable(error))
+            reply = ("error", portable_error(error))
         try:
             pipe.send(reply)
         except BrokenPipeError:
             return
 
 
-def _portable(error: Exception) -> Exception:
+def portable_error(error: Exception) -> Exception:
     """The exception itself where it survives a pipe, else one that tells its story."""
     story = "".join(traceback.format_exception(error))
     try:
