@@ -8,6 +8,7 @@ document; the same plan gives the same bytes.
 from __future__ import annotations
 
 import json
+import math
 import os
 import zipfile
 import zlib
@@ -72,13 +73,22 @@ def load_plan(path: str | os.PathLike[str]) -> PackPlan:
         plan = _plan_from(members, header)
     except FileNotFoundError as error:
         raise StoreError(f"there is no plan at {path}. Write one with save_plan(plan, path).") from error
-    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, KeyError, TypeError, ValueError) as error:
+    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise StoreError(_not_a_plan(path, str(error) or type(error).__name__)) from error
     _check_plan(path, plan)
     return plan
 
 
 def _read_member(archive: zipfile.ZipFile, name: str) -> np.ndarray:
+    """An array of the file, if the file is as large as the array says: neither may ask for more memory than lies there."""
+    if archive.getinfo(name).compress_type != zipfile.ZIP_STORED:
+        raise ValueError("its members are compressed, and save_plan stores them as they are")
+    with archive.open(name) as member:
+        headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        shape, _, dtype = headers[np.lib.format.read_magic(member)](member)
+        claimed = math.prod(shape) * dtype.itemsize
+        if claimed > os.fstat(archive.fp.fileno()).st_size:  # type: ignore[union-attr]
+            raise ValueError(f"its array {name} claims {claimed} bytes, more than the file has")
     with archive.open(name) as member:
         array: np.ndarray = np.lib.format.read_array(member, allow_pickle=False)
         return array
