@@ -8,7 +8,7 @@ import torch
 from attention_twin import gradients, packing, qkv, same_segment, twin
 from neatpack import attention
 from neatpack.attention import varlen_attention
-from neatpack.attention_kernel import VarlenKernel, installed_kernel
+from neatpack.attention_kernel import INSTALLED_KERNEL, VarlenKernel
 from neatpack.errors import MetadataError
 from neatpack.packed_seq import packed_seq_params_from_doc_ids
 
@@ -42,7 +42,7 @@ def older_varlen_attn(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_ca
 
 
 def test_the_newer_stand_in_has_the_installed_signature():
-    kernel = installed_kernel()
+    kernel = INSTALLED_KERNEL
     if kernel is None or "window_size" not in kernel.parameters:
         pytest.skip("this torch has no varlen kernel with windows")
     installed = inspect.signature(kernel.function).parameters.values()
@@ -161,3 +161,61 @@ def test_a_compiled_program_calls_the_kernel_on_checked_offsets(monkeypatch):
 def test_no_other_device_reaches_the_kernel(device):
     query = torch.empty(4, 2, 8, dtype=torch.bfloat16, device=device)
     assert attention._kernel_for(query, query, query, None, None, True) is None
+
+
+def narrow(heads, head_dim=8, dtype=torch.bfloat16):
+    return torch.empty(4, heads, head_dim, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("applies", "function", "call"),
+    [
+        (True, newer_varlen_attn, (narrow(4), narrow(4), narrow(4), None, None, True)),
+        (True, newer_varlen_attn, (narrow(4), narrow(2), narrow(2), 0.5, 3, False)),
+        (True, older_varlen_attn, (narrow(4), narrow(4), narrow(4), None, None, False)),
+        (False, older_varlen_attn, (narrow(4), narrow(2), narrow(2), None, None, True)),
+        (False, older_varlen_attn, (narrow(4), narrow(4), narrow(4), 0.5, None, True)),
+        (False, newer_varlen_attn, (narrow(4), narrow(4), narrow(4, 16), None, None, True)),
+        (False, newer_varlen_attn, (narrow(4, 12), narrow(4, 12), narrow(4, 12), None, None, True)),
+        (False, newer_varlen_attn, (narrow(4, 512), narrow(4, 512), narrow(4, 512), None, None, True)),
+        (False, newer_varlen_attn, (*[narrow(4, dtype=torch.float32)] * 3, None, None, True)),
+    ],
+)  # fmt: skip
+def test_the_kernel_is_chosen_for_what_it_computes(monkeypatch, applies, function, call):
+    kernel = VarlenKernel.of(function)
+    monkeypatch.setattr(attention, "INSTALLED_KERNEL", kernel)
+    monkeypatch.setattr(attention, "runs_on", lambda device: True)
+    assert attention._kernel_for(*call) is (kernel if applies else None)
+
+
+def test_a_compiler_can_trace_the_choice(monkeypatch):
+    """As on a device that runs the kernel: no graph break, no warning, whatever this torch has installed."""
+    monkeypatch.setattr(attention, "runs_on", torch.compiler.assume_constant_result(lambda device: True))
+
+    def chosen(query):
+        return query + (attention._kernel_for(query, query, query, None, 3, True) is not None)
+
+    expected = INSTALLED_KERNEL is not None and "window_size" in INSTALLED_KERNEL.parameters
+    compiled = torch.compile(chosen, backend="eager", fullgraph=True)(torch.zeros(4, 2, 8, dtype=torch.bfloat16))
+    assert (compiled == float(expected)).all()
+    torch._dynamo.reset()
+
+
+@pytest.mark.skipif(INSTALLED_KERNEL is None, reason="this torch has no varlen kernel")
+def test_a_compiler_can_trace_the_installed_kernel(monkeypatch):
+    """Up to the kernel itself, which the CPU does not have: the program is one graph that ends in torch's operator."""
+    monkeypatch.setattr(attention, "runs_on", torch.compiler.assume_constant_result(lambda device: True))
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append(graph)
+        return lambda *arguments: [torch.empty(0)]
+
+    inputs = [tensor.detach().bfloat16() for tensor in qkv(12, kv_heads=4)]
+    offsets = torch.tensor([0, 5, 12], dtype=torch.int32)
+    torch.compile(varlen_attention, backend=keep, fullgraph=True)(*inputs, offsets, 7)
+    called = [str(node.target) for node in graphs[0].graph.nodes if node.op == "call_function"]
+    assert "neatpack.checked_offsets" in called
+    assert "torch_attn._varlen_attn" in called
+    assert "neatpack.varlen_attention" not in called
+    torch._dynamo.reset()

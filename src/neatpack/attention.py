@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
-from neatpack.attention_kernel import VarlenKernel, installed_kernel
+from neatpack.attention_kernel import INSTALLED_KERNEL, VarlenKernel, runs_on
 from neatpack.attention_op import checked_offsets, refuse_short_maximum, varlen_op
 from neatpack.attention_plan import SegmentPlan, plan_segments, spans_of
 from neatpack.errors import MetadataError
@@ -214,16 +214,15 @@ def _kernel_for(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None, window: int | None, causal: bool
 ) -> VarlenKernel | None:
     """Torch's varlen kernel where it computes this call, else None."""
-    if query.device.type != "cuda" or query.dtype not in (torch.float16, torch.bfloat16):
-        return None
     head_dim = query.shape[-1]
-    if head_dim != value.shape[-1] or head_dim % 8 or head_dim > 256:
+    narrow = query.dtype in (torch.float16, torch.bfloat16)
+    if not narrow or head_dim != value.shape[-1] or head_dim % 8 or head_dim > 256:
         return None
-    kernel = installed_kernel()
     grouped = query.shape[1] != key.shape[1]
+    kernel = INSTALLED_KERNEL
     if kernel is None or not kernel.computes(window=window, scale=scale, causal=causal, grouped=grouped):
         return None
-    return kernel if torch.cuda.get_device_properties(query.device).major >= 8 else None
+    return kernel if runs_on(query.device) else None
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------

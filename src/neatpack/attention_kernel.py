@@ -6,7 +6,6 @@ signature, so that it can be tested on any machine against a function with the s
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any, cast
 
 import torch
 
-__all__ = ["VarlenKernel", "installed_kernel"]
+__all__ = ["INSTALLED_KERNEL", "VarlenKernel", "runs_on"]
 
 
 @dataclass(frozen=True)
@@ -89,11 +88,19 @@ class VarlenKernel:
         return cast(torch.Tensor, self.function(query, key, value, cu_seqlens, keys, max_seqlen, longest, **options))
 
 
-@functools.cache
-def installed_kernel() -> VarlenKernel | None:
-    """Torch's varlen kernel, or None where this torch has none."""
+def _read() -> VarlenKernel | None:
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return None
     return VarlenKernel.of(varlen_attn)
+
+
+INSTALLED_KERNEL = _read()
+"""Torch's varlen kernel, or None where this torch has none. Read once, here: a compiler cannot trace how."""
+
+
+@torch.compiler.assume_constant_result
+def runs_on(device: torch.device) -> bool:
+    """Say whether the kernel runs on this device; to a compiler a constant."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
