@@ -1,8 +1,9 @@
-"""Hugging Face `Trainer` on packed rows: three settings, and the probe on the very batch that the Trainer makes.
+"""Hugging Face `Trainer` on packed rows: four settings, and the probe on the very batch that the Trainer makes.
 
-    attn_implementation=neatpack.hf.register()   attention that takes the boundaries
-    data_collator=neatpack.PackedCollator()      sends the boundaries, restarting positions, labels; no attention_mask
-    remove_unused_columns=False                  or the Trainer drops `seq_lengths`, which holds the boundaries
+    attn_implementation=neatpack.hf.register()     attention that takes the boundaries
+    data_collator=neatpack.hf.collator_for(model)  the `PackedCollator` that sends them as this model reads them
+    remove_unused_columns=False                    or the Trainer drops `seq_lengths`, which holds the boundaries
+    callbacks=[neatpack.hf.isolation_callback()]   stops training before its first step, should one of these be forgotten
 
 The loss is the mean over the target tokens of the whole optimizer step, whatever the batch size and accumulation.
 
@@ -19,6 +20,7 @@ from ingredients import packed_library, small_llama
 from transformers import Trainer, TrainingArguments
 
 import neatpack
+import neatpack.hf
 from neatpack.hf.loss import PackedLoss
 
 
@@ -36,12 +38,14 @@ def make_trainer(rows: Dataset, folder: str, attention: str | None = None, **cha
         "report_to": [],
         "disable_tqdm": True,
     }
+    model = small_llama(attention)
     return Trainer(
-        model=small_llama(attention),
+        model=model,
         args=TrainingArguments(folder, **{**options, **changes}),
         train_dataset=rows,
-        data_collator=neatpack.PackedCollator(row_length=256),
+        data_collator=neatpack.hf.collator_for(model, row_length=256),
         compute_loss_func=PackedLoss(),
+        callbacks=[neatpack.hf.isolation_callback()],
     )
 
 

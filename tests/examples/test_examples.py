@@ -6,13 +6,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NUMBER = r"([\d.]+(?:e[-+]?\d+)?)"
 
 
 def run(name, *options, launcher=()):
     """What `python examples/NAME` prints; its probe is checked here, for all of them."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, *launcher, str(EXAMPLES / name), *options]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -94,4 +98,18 @@ def test_accelerate_loop_sees_every_document_once():
     output = run("accelerate_loop.py", launcher=TWO_RANKS)
     tokens, of = numbers(rf"an epoch on 2 ranks: {NUMBER} of {NUMBER} tokens", output)
     assert of - 3 * 256 <= tokens <= of  # all but the rows that fill no last step
+    assert_learns(output, by=0.5)
+
+
+def test_torch_compile_is_one_program_for_any_documents():
+    output = run("torch_compile.py", "aot_eager")
+    fewest, most, graphs, breaks = numbers(
+        rf"batches of {NUMBER} to {NUMBER} segments: {NUMBER} graphs compiled, {NUMBER} breaks", output
+    )
+    assert most > fewest  # other batches do hold other numbers of documents
+    assert graphs <= 2
+    assert breaks == 0
+    loss, gradients = numbers(rf"loss differs by {NUMBER}, gradients by {NUMBER} of the largest", output)
+    assert loss < 1e-5
+    assert gradients < 1e-5
     assert_learns(output, by=0.5)
