@@ -293,3 +293,20 @@ def test_a_packed_folder_that_links_to_its_shards_is_read(packed, tmp_path):
         (linked / file.name).symlink_to(file)
     assert verify(linked).rows == verify(packed).rows
     assert datasets.load_from_disk(str(linked)).num_rows == 1
+
+
+@pytest.mark.parametrize("patch", [(4, b"\xad\x00"), (6, b"\x01\x00")])  # a version to come; an encrypted member
+def test_a_zip_that_nobody_here_can_read_is_no_plan(tmp_path, patch):
+    path = tmp_path / "plan.npz"
+    save_plan(plan_rows([5, 3, 4], 8), path)
+    data = bytearray(path.read_bytes())
+    at, value = patch
+    for header in (b"PK\x01\x02", b"PK\x03\x04"):
+        start = data.find(header)
+        while start >= 0:
+            shift = at + 2 if header == b"PK\x01\x02" else at
+            data[start + shift : start + shift + 2] = value
+            start = data.find(header, start + 4)
+    path.write_bytes(data)
+    with pytest.raises(StoreError, match="not a whole neatpack plan"):
+        load_plan(path)

@@ -286,8 +286,10 @@ def _real_lengths(real_lengths: Lengths, slots: np.ndarray) -> np.ndarray:
 def _integer_map(name: str, values: torch.Tensor) -> np.ndarray:
     """A `[B, S]` integer tensor (or `[S]`, one row) as an `int64` array on the host, or an error that names it."""
     if not isinstance(values, torch.Tensor):
-        way = "Build the map with doc_ids_from_seq_lengths" if values is None else "Use torch.as_tensor"
-        raise MetadataTypeError(f"{name} must be a torch.Tensor of integers, got {type(values).__name__}. {way}.")
+        raise MetadataTypeError(
+            f"{name} must be a torch.Tensor of integers, got {type(values).__name__}. Use torch.as_tensor, or, where there are "
+            "none, build the map with doc_ids_from_seq_lengths."
+        )
     if values.dtype == torch.bool or values.is_floating_point() or values.is_complex():
         raise MetadataTypeError(
             f"{name} must hold integers, got {values.dtype}: boundaries are lost in it. Pass it as it was built."

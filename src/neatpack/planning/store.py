@@ -73,7 +73,7 @@ def load_plan(path: str | os.PathLike[str]) -> PackPlan:
         plan = _plan_from(members, header)
     except FileNotFoundError as error:
         raise StoreError(f"there is no plan at {path}. Write one with save_plan(plan, path).") from error
-    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, KeyError, TypeError, ValueError, RecursionError) as error:
+    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise StoreError(_not_a_plan(path, str(error) or type(error).__name__)) from error
     _check_plan(path, plan)
     return plan
