@@ -17,10 +17,11 @@ from typing import Any
 
 import torch
 
-from neatpack.attention import dense_attention, varlen_attention
+from neatpack.attention import SegmentPlan, dense_attention, varlen_attention
 from neatpack.errors import ContractError
 from neatpack.hf.mask import PackedMask
-from neatpack.hf.segments import WAYS_OUT, Segments, SegmentsOfBatch, refuse_lost_boundaries
+from neatpack.hf.segments import WAYS_OUT, SegmentsOfBatch, refuse_lost_boundaries
+from neatpack.hf.segments_op import traced_offsets
 
 # What some models pass to their attention function, and packed_varlen does not compute.
 _UNSUPPORTED = {
@@ -42,6 +43,15 @@ class ScoreOptions:
     softcap: float | None
     sinks: torch.Tensor | None
     dropout: float
+
+
+@dataclass(frozen=True, eq=False)
+class Cuts:
+    """Form A offsets `[N+1] int32`, a bound on the longest segment, and the plan made from them, unless torch compiles."""
+
+    cu_seqlens: torch.Tensor
+    longest: int
+    plan: SegmentPlan | None = None
 
 
 class PackedVarlenAttention:
@@ -102,31 +112,54 @@ class PackedVarlenAttention:
         scores = ScoreOptions(scaling, softcap, s_aux, dropout)
         offered = (cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
         if any(part is not None for part in offered):
-            _refuse_cache(query, key)
-            segments = self._segments.from_offsets(query, _no_tensor(attention_mask), position_ids, *offered)
+            mask = _no_tensor(attention_mask)
         elif isinstance(attention_mask, PackedMask) or (attention_mask is None and query.shape[2] == key.shape[2]):
-            _refuse_cache(query, key)
-            segments = self._segments.from_rows(query, attention_mask, position_ids)
+            mask = attention_mask
         else:
             refuse_lost_boundaries(attention_mask, position_ids, query.shape[0], query.shape[2], key.shape[2])
             return _masked_attention(module, query, key, value, attention_mask, causal, scores), None
+        _refuse_cache(query, key)
+        cuts = self._cuts(query, mask, position_ids, *offered)
         window = sliding_window
-        if isinstance(attention_mask, PackedMask):
-            causal, window = attention_mask.causal, attention_mask.window or sliding_window
-        return _segment_attention(query, key, value, segments, causal, window, scores), None
+        if mask is not None:
+            causal, window = mask.causal, mask.window or sliding_window
+        return _segment_attention(query, key, value, cuts, causal, window, scores), None
+
+    def _cuts(
+        self,
+        query: torch.Tensor,
+        mask: PackedMask | None,
+        position_ids: torch.Tensor | None,
+        offsets: torch.Tensor | None,
+        key_offsets: torch.Tensor | None,
+        max_length: int | None,
+        max_key_length: int | None,
+    ) -> Cuts:
+        """Find and check the segments: now, or, while torch compiles, when the program runs."""
+        offered = (offsets, key_offsets, max_length, max_key_length)
+        given = any(part is not None for part in offered)
+        if torch.compiler.is_compiling():
+            if given and offsets is None:
+                raise ContractError(f"cu_seq_lens_k or max_length_* came without cu_seq_lens_q. {WAYS_OUT}")
+            return Cuts(traced_offsets(query, mask, position_ids, offsets, key_offsets), longest=query.shape[2])
+        if given:
+            segments = self._segments.from_offsets(query, mask, position_ids, *offered)
+        else:
+            segments = self._segments.from_rows(query, mask, position_ids)
+        return Cuts(segments.cu_seqlens, segments.plan.longest, segments.plan)
 
 
 def _segment_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    segments: Segments,
+    cuts: Cuts,
     causal: bool,
     window: int | None,
     scores: ScoreOptions,
 ) -> torch.Tensor:
     """Varlen attention over the flattened batch; `[B, H, S, D]` in, `[B, S, H, Dv]` out."""
-    if window is not None and not causal and window < segments.plan.longest:
+    if window is not None and not causal and window < cuts.longest:
         raise ContractError(
             f"packed_varlen does not compute a bidirectional sliding window (here {window} tokens). "
             "Use attn_implementation='sdpa' without packing for this model."
@@ -137,15 +170,15 @@ def _segment_attention(
         flat_query,
         flat_key,
         flat_value,
-        segments.cu_seqlens,
-        segments.plan.longest,
+        cuts.cu_seqlens,
+        cuts.longest,
         scale=scores.scale,
         window=window,
         causal=causal,
         softcap=scores.softcap,
         sinks=scores.sinks,
         dropout=scores.dropout,
-        plan=segments.plan,
+        plan=cuts.plan,
     )
     return attended.reshape(batch, length, *attended.shape[1:])
 

@@ -211,6 +211,11 @@ def context_mask(local_size: int | None = None, **options: Any) -> PackedMask:
             "this call asks for more than causal attention in documents (a padding mask, a cache, bidirectional blocks or a "
             f"custom mask function), which attention over shards would lose. {_WAY_OUT}"
         )
+    if mask.sees_later is not None:
+        raise ContractError(
+            "context parallelism cannot be compiled: what this call's mask says is known only when the program runs. Leave the "
+            "model uncompiled."
+        )
     return dataclasses.replace(mask, starts=None, from_positions=False, window=local_size)
 
 

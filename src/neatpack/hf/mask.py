@@ -32,19 +32,23 @@ class PackedMask:
         from_positions: transformers found the segments in the position ids (and restarted windows and chunks in each).
         window: sliding-window size of these layers, None for unlimited.
         causal: no position sees a later one.
+        sees_later: `[]` bool, only while torch compiles, when values cannot be looked at: True where `causal` does not hold
+            after all. Whoever computes attention from this mask has to refuse that when the program runs.
     """
 
     starts: torch.Tensor | None = None
     from_positions: bool = False
     window: int | None = None
     causal: bool = True
+    sees_later: torch.Tensor | None = None
 
     def to(self, device: torch.device | str | int, non_blocking: bool = False) -> PackedMask:
         """Return the same mask with its map on `device`: layers may live on several."""
         if self.starts is None:
             return self
         starts = self.starts.to(device, non_blocking=non_blocking)
-        return PackedMask(starts, self.from_positions, self.window, self.causal)
+        later = None if self.sees_later is None else self.sees_later.to(device, non_blocking=non_blocking)
+        return PackedMask(starts, self.from_positions, self.window, self.causal, later)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
@@ -131,11 +135,13 @@ def _compact(
     rows = torch.arange(batch, device=device)[:, None]
     later = torch.arange(1, length, device=device)[None, :] + offset
     head = torch.zeros(1, 1, dtype=torch.long, device=device)
-    if overlaid and bool(allowed(rows, head, later - 1, later).any()):
-        return None
+    later_seen = allowed(rows, head, later - 1, later).any() if overlaid else None
     joined = allowed(rows, head, later, later - 1).expand(batch, -1)
+    starts = torch.cat([torch.ones(batch, 1, dtype=torch.bool, device=device), ~joined], dim=1)
+    if torch.compiler.is_compiling():
+        return PackedMask(starts, from_positions=overlaid, window=window, sees_later=later_seen)
+    if later_seen is not None and bool(later_seen):
+        return None
     if not overlaid and bool(joined.all()):
         return PackedMask(window=window)
-    starts = torch.ones(batch, length, dtype=torch.bool, device=device)
-    starts[:, 1:] = ~joined
     return PackedMask(starts, from_positions=overlaid, window=window)

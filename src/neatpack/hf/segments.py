@@ -54,20 +54,11 @@ class SegmentsOfBatch:
         max_key_length: int | None,
     ) -> Segments:
         """Segments from the caller's offsets (form A), checked against the batch, its positions and its mask."""
-        if offsets is None:
-            raise ContractError(f"cu_seq_lens_k or max_length_* came without cu_seq_lens_q. {WAYS_OUT}")
-        starts = None if mask is None or mask.window is None else mask.starts
-        if mask is not None and starts is not None and not mask.from_positions:
-            raise ContractError(
-                "this model attends in chunks, and transformers counted them from the row's start because a cache was on or "
-                f"no position_ids came along: they would cut documents at the wrong places. {WAYS_OUT}"
-            )
         batch, length = query.shape[0], query.shape[2]
+        starts = chunk_starts(mask)
 
         def build() -> Segments:
-            segments = _checked(offsets, key_offsets, batch, length, query.device)
-            _refuse_positions_that_fall(segments, position_ids, batch, length)
-            return segments if starts is None else _cut_at(segments, starts, query.device)
+            return segments_from_offsets(mask, position_ids, offsets, key_offsets, batch, length, query.device)
 
         segments = self._remembered(query, (offsets, key_offsets, position_ids, starts), build)
         _refuse_short_maximum(segments, max_length, max_key_length)
@@ -79,10 +70,7 @@ class SegmentsOfBatch:
         starts = None if mask is None else mask.starts
 
         def build() -> Segments:
-            if mask is None or not mask.from_positions:
-                refuse_lost_boundaries(starts, position_ids, batch, length, length)
-            rows = _from_host(list(range(0, batch * length + 1, max(length, 1)) if length else [0]), query.device)
-            return rows if starts is None else _cut_at(rows, starts, query.device)
+            return segments_from_rows(mask, position_ids, batch, length, query.device)
 
         return self._remembered(query, (None, None, position_ids, starts), build)
 
@@ -99,6 +87,45 @@ class SegmentsOfBatch:
         segments = build()
         self._memo = _Memo(batch, length, query.device, tuple(_watch(source) for source in sources), segments)
         return segments
+
+
+def chunk_starts(mask: PackedMask | None) -> torch.Tensor | None:
+    """Where these layers start anew besides the offsets: only layers with a window or chunks say more than those do."""
+    return None if mask is None or mask.window is None else mask.starts
+
+
+def segments_from_offsets(
+    mask: PackedMask | None,
+    position_ids: torch.Tensor | None,
+    offsets: torch.Tensor | None,
+    key_offsets: torch.Tensor | None,
+    batch: int,
+    length: int,
+    device: torch.device,
+) -> Segments:
+    """Segments from the caller's offsets (form A), checked against the batch, its positions and its mask."""
+    if offsets is None:
+        raise ContractError(f"cu_seq_lens_k or max_length_* came without cu_seq_lens_q. {WAYS_OUT}")
+    starts = chunk_starts(mask)
+    if mask is not None and starts is not None and not mask.from_positions and bool(starts[:, 1:].any()):
+        raise ContractError(
+            "this model attends in chunks, and transformers counted them from the row's start because a cache was on or "
+            f"no position_ids came along: they would cut documents at the wrong places. {WAYS_OUT}"
+        )
+    segments = _checked(offsets, key_offsets, batch, length, device)
+    _refuse_positions_that_fall(segments, position_ids, batch, length)
+    return segments if starts is None else _cut_at(segments, starts, device)
+
+
+def segments_from_rows(
+    mask: PackedMask | None, position_ids: torch.Tensor | None, batch: int, length: int, device: torch.device
+) -> Segments:
+    """Segments without offsets: those that transformers found in the positions, or one a row."""
+    starts = None if mask is None else mask.starts
+    if mask is None or not mask.from_positions:
+        refuse_lost_boundaries(starts, position_ids, batch, length, length)
+    rows = _from_host(list(range(0, batch * length + 1, max(length, 1)) if length else [0]), device)
+    return rows if starts is None else _cut_at(rows, starts, device)
 
 
 def refuse_lost_boundaries(
