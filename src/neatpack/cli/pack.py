@@ -65,6 +65,21 @@ def pack(
     text_column: Annotated[
         str | None, typer.Option(help="Column with the text (default: text, unless there are input_ids).", show_default=False)
     ] = None,
+    token_columns: Annotated[
+        list[str] | None,
+        typer.Option(help="Carry these columns with a number a token (a,b; may be repeated).", show_default=False),
+    ] = None,
+    document_columns: Annotated[
+        list[str] | None,
+        typer.Option(help="Carry these columns with a value a document; rows hold a list of them.", show_default=False),
+    ] = None,
+    ignore_columns: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Leave out these lists of numbers beside input_ids (names or patterns); others are refused.",
+            show_default=False,
+        ),
+    ] = None,
     include: Annotated[
         list[str] | None,
         typer.Option(help="Read only these files of folders, by pattern; may be repeated.", show_default=False),
@@ -121,6 +136,9 @@ def pack(
             progress=progress,
             tokenizer=tokenizer,
             text_column=text_column,
+            token_columns=_names(token_columns),
+            document_columns=_names(document_columns),
+            ignore_columns=_names(ignore_columns),
             include=tuple(include or ()),
             strategy=strategy.value,
             overflow=overflow.value,
@@ -136,6 +154,11 @@ def pack(
         sys.stdout.write(json.dumps(summary.to_json(), indent=1) + "\n")
     else:
         print_summary(summary, Console())
+
+
+def _names(given: list[str] | None) -> tuple[str, ...]:
+    """Column names, from options with one name or several with commas between them."""
+    return tuple(name for entry in given or () for name in entry.split(",") if name)
 
 
 def print_summary(summary: PackSummary, console: Console) -> None:

@@ -4,6 +4,7 @@ sources   which files, in which order and pieces        columns   Arrow columns 
 readers   text, Parquet and Arrow; jsonl   JSON Lines    tokenize  text to ids
 tokens    token files between the two steps             rows      the gather
 work, job the units of work                             store     shards, manifest, the atomic finish
+further   further columns, carried if asked for; further_file between the two steps; json_values their types in JSON
 workplace the folder of an unfinished run               verify    is a packed folder right? by the hash in content
 pack      the pipeline: start reading here
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from neatpack.data.further import document_values, token_values
 from neatpack.data.records import ATTENTION_MASK, IDS, LABELS, MASKS, SEQ_LENGTHS, BadRecordsError, Chunk, Places, Problems
 
 IGNORE_LABEL = -100
@@ -25,20 +27,39 @@ class Documents:
         lengths: `[D] int64` tokens of each document.
         labels: `[T]` integers aligned with `ids` (unshifted), or None where they repeat the ids.
         places: where each document came from.
+        tokens: further token columns `[T]`.
+        values: further document columns `[D]`.
     """
 
     ids: np.ndarray
     lengths: np.ndarray
     labels: np.ndarray | None
     places: Places
+    tokens: Mapping[str, np.ndarray] = field(default_factory=dict)
+    values: Mapping[str, pa.Array] = field(default_factory=dict)
 
     def take(self, first: int, stop: int) -> Documents:
         """Documents `first` to `stop`."""
         if first == 0 and stop == len(self.lengths):
             return self
         begin, end = int(self.lengths[:first].sum()), int(self.lengths[:stop].sum())
-        labels = None if self.labels is None else self.labels[begin:end]
-        return Documents(self.ids[begin:end], self.lengths[first:stop], labels, self.places.take(np.arange(first, stop)))
+        return Documents(
+            self.ids[begin:end],
+            self.lengths[first:stop],
+            None if self.labels is None else self.labels[begin:end],
+            self.places.take(np.arange(first, stop)),
+            {name: values[begin:end] for name, values in self.tokens.items()},
+            {name: values[first:stop] for name, values in self.values.items()},
+        )
+
+    def outline(self) -> Outline:
+        """What there is to know of them without their tokens."""
+        differs = self.labels is not None and not np.array_equal(self.labels, self.ids)
+        return Outline(self.lengths, self.places, self.labels is not None, differs, self.further_types())
+
+    def further_types(self) -> dict[str, str]:
+        """Types of the values of further columns."""
+        return _types(self.tokens, self.values)
 
 
 @dataclass(frozen=True)
@@ -50,12 +71,19 @@ class Outline:
         places: where each document came from.
         labelled: whether there are labels or masks.
         differs: whether those say anything that the ids do not.
+        types: those of the values of further columns.
     """
 
     lengths: np.ndarray
     places: Places
     labelled: bool
     differs: bool
+    types: dict[str, str]
+
+
+def _types(tokens: Mapping[str, np.ndarray], values: Mapping[str, pa.Array]) -> dict[str, str]:
+    of_tokens = {name: str(pa.from_numpy_dtype(column.dtype)) for name, column in tokens.items()}
+    return {**of_tokens, **{name: str(column.type) for name, column in values.items()}}
 
 
 def check_offsets(*arrays: pa.Array) -> None:
@@ -92,11 +120,14 @@ def text_parts(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     return np.frombuffer(data, np.uint8, last - first, first), offsets - first
 
 
-def checked_text(chunk: Chunk, problems: Problems) -> tuple[pa.Array, Places]:
-    """The text column as valid UTF-8 `large_string`, without nulls; bad records are reported."""
+def checked_text(chunk: Chunk, problems: Problems) -> tuple[pa.Array, Chunk]:
+    """The text column as valid UTF-8 `large_string`, without nulls, and the chunk less the bad records, which are reported."""
     while True:
         try:
-            return _text(chunk), chunk.places
+            text = _text(chunk)
+            for name in chunk.layout.document_columns:
+                document_values(chunk, name)
+            return text, chunk
         except BadRecordsError as bad:
             chunk = problems.without_bad(chunk, bad)
 
@@ -115,8 +146,9 @@ def checked_outline(chunk: Chunk, problems: Problems, *, compare: bool) -> Outli
     while True:
         try:
             columns, lengths, places = _structure(chunk)
+            tokens, values = _further(chunk, columns)
             labelled = any(name in columns for name in (LABELS, *MASKS))
-            return Outline(lengths, places, labelled, compare and _differs(columns))
+            return Outline(lengths, places, labelled, compare and _differs(columns), _types(tokens, values))
         except BadRecordsError as bad:
             chunk = problems.without_bad(chunk, bad)
 
@@ -171,14 +203,24 @@ def _documents(chunk: Chunk, vocab_size: int | None) -> Documents:
     limit = vocab_size or 2**31
     expected = f"0 to {limit - 1} (the vocabulary)" if vocab_size else f"0 to {limit - 1} (32 bits)"
     _check_values(IDS, ids, offsets, 0, limit, "id out of range", expected)
-    return Documents(ids, lengths, _labels(columns, offsets, limit), places)
+    return Documents(ids, lengths, _labels(columns, offsets, limit), places, *_further(chunk, columns))
+
+
+def _further(
+    chunk: Chunk, columns: dict[str, tuple[np.ndarray, np.ndarray]]
+) -> tuple[dict[str, np.ndarray], dict[str, pa.Array]]:
+    """Further token columns `[T]` and document columns `[D]`."""
+    lengths = np.diff(columns[IDS][1])
+    layout = chunk.layout
+    tokens = {name: token_values(name, list_values(chunk, name, floats=True), lengths) for name in layout.token_columns}
+    return tokens, {name: document_values(chunk, name) for name in layout.document_columns}
 
 
 def _structure(chunk: Chunk) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], np.ndarray, Places]:
     """Values and offsets of every list column, checked to fit each other; lengths and places of the documents."""
     if SEQ_LENGTHS in chunk.columns and LABELS in chunk.columns:
         chunk = _fill_labels(chunk)
-    columns = {name: _integers(chunk, name) for name in chunk.layout.lists}
+    columns = {name: list_values(chunk, name) for name in chunk.layout.lists}
     lengths = np.diff(columns[IDS][1]).astype(np.int64)
     for name, (_, other) in columns.items():
         if name != SEQ_LENGTHS:
@@ -203,24 +245,31 @@ def _fill_labels(chunk: Chunk) -> Chunk:
     return replace(chunk, columns={**chunk.columns, LABELS: pc.coalesce(chunk.columns[LABELS], ids)})
 
 
-def _integers(chunk: Chunk, name: str) -> tuple[np.ndarray, np.ndarray]:
+def list_values(chunk: Chunk, name: str, *, floats: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Flat values and offsets of a list column without nulls; of integers, or with `floats` of any numbers.
+
+    Raises:
+        BadRecordsError: nulls, or something else than such lists.
+    """
+    expected = "numbers" if floats else "integers"
     column = chunk.columns[name]
     kind = column.type
     everything = np.ones(len(chunk), bool)
     listed = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     if not listed:
-        raise BadRecordsError(everything, "not a list", f"{name!r} has type {kind}, expected lists of integers.")
-    _refuse_nulls(column, name, "null list", "a list of integers")
+        raise BadRecordsError(everything, "not a list", f"{name!r} has type {kind}, expected lists of {expected}.")
+    _refuse_nulls(column, name, "null list", f"a list of {expected}")
     inner = kind.value_type
-    if not (pa.types.is_integer(inner) or (name in MASKS and pa.types.is_boolean(inner)) or pa.types.is_null(inner)):
-        raise BadRecordsError(everything, "not an integer", f"{name!r} holds {inner} values, expected integers.")
+    boolean = (floats or name in MASKS) and pa.types.is_boolean(inner)
+    if not (pa.types.is_integer(inner) or boolean or pa.types.is_null(inner) or (floats and pa.types.is_floating(inner))):
+        raise BadRecordsError(everything, "not an integer", f"{name!r} holds {inner} values, expected {expected}.")
     flat = column.flatten()
     if flat.null_count:
         lengths = column.value_lengths().to_numpy()
         offsets = np.concatenate(([0], np.cumsum(lengths)))
         missing = np.flatnonzero(flat.is_null().to_numpy(zero_copy_only=False))
         owners = np.searchsorted(offsets, missing, side="right") - 1
-        detail = f"{name!r}[{missing[0] - offsets[owners[0]]}] is null, expected an integer."
+        detail = f"{name!r}[{missing[0] - offsets[owners[0]]}] is null, expected {'a number' if floats else 'an integer'}."
         raise BadRecordsError(_mask(len(chunk), owners), "not an integer", detail)
     if pa.types.is_null(inner):  # only empty lists
         return np.empty(0, np.int64), np.zeros(len(chunk) + 1, np.int64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from neatpack.data.columns import Documents, checked_ids, checked_text
+from neatpack.data.further import document_values
 from neatpack.data.options import PackOptions
 from neatpack.data.readers import read_part
 from neatpack.data.records import Chunk, Problems
@@ -26,7 +27,7 @@ class DocumentReader:
         Raises:
             SourceError: a record or file cannot be read, and problems are not to be skipped.
         """
-        return read_part(part, self._options.text_column, problems)
+        return read_part(part, self._options.columns, problems)
 
     def documents(self, chunk: Chunk, problems: Problems) -> Documents:
         """The documents of a chunk: tokenised, or checked.
@@ -79,9 +80,10 @@ class DocumentReader:
         return self._tokenizer
 
     def _encode(self, chunk: Chunk, problems: Problems) -> Documents:
-        texts, places = checked_text(chunk, problems)
+        texts, chunk = checked_text(chunk, problems)
         ids, lengths = self.tokenizer.encode(texts)
         eos_id = self.tokenizer.info.eos_id
         if eos_id is not None:
             ids, lengths = append_eos(ids, lengths, eos_id)
-        return Documents(ids, lengths, None, places)
+        values = {name: document_values(chunk, name) for name in chunk.layout.document_columns}
+        return Documents(ids, lengths, None, chunk.places, values=values)

@@ -14,10 +14,13 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
-from neatpack.data.columns import Documents, Outline, checked_outline
+from neatpack.data.columns import Documents, Outline, checked_outline, list_parts
 from neatpack.data.content import ContentHash, expected_pieces
 from neatpack.data.documents import DocumentReader
+from neatpack.data.further import concat_values
+from neatpack.data.further_file import read_further
 from neatpack.data.options import PackOptions
 from neatpack.data.records import Chunk, Problems
 from neatpack.data.rows import row_batches
@@ -106,8 +109,8 @@ class PackJob:
                     self._count(outline, record)
                     continue
                 documents = self._reader.documents(chunk, problems)
-                writer.append(documents.ids, documents.lengths, documents.labels)
-                self._count(outline_of(documents), record)
+                writer.append(documents)
+                self._count(documents.outline(), record)
                 add_content(content, documents, self._options)
             record.skipped, record.examples = problems.counts, problems.examples
             record.content, record.pieces = content.total, content.documents
@@ -129,6 +132,7 @@ class PackJob:
         record.tokens += int(lengths.sum())
         record.labelled |= outline.labelled
         record.labels |= outline.differs
+        record.types = outline.types  # those of an Arrow file are one throughout; the writer of others joins them
         if self._options.overflow == "error" and self._options.strategy != "wrapped":
             too_long = np.flatnonzero(lengths > self._options.seq_len)
             record.too_long += len(too_long)
@@ -137,14 +141,17 @@ class PackJob:
 
     def _pack(self, task: PackTask, record_path: Path) -> UnitRecord:
         content = ContentHash()
-        lengths, columns = self._load(task, content)
+        unit = self._load(task, content)
+        lengths = unit.lengths
         plan = self._plan(task, lengths)
         shard = None
         if plan.num_rows:
-            schema = row_schema(np.dtype(task.dtype), labels=task.labels)
+            schema = row_schema(np.dtype(task.dtype), labels=task.labels, further=task.further)
             doc_starts = np.cumsum(lengths) - lengths
             path = self._folder / f"data-{task.index:05d}.{self._options.file_format}"
-            shard = write_shard(path, row_batches(plan, doc_starts, columns, schema), schema, aside_in=self._work)
+            shard = write_shard(
+                path, row_batches(plan, doc_starts, unit.columns, unit.values, schema), schema, aside_in=self._work
+            )
         record = UnitRecord(shard, plan.counts, plan.lower_bound, content.total, content.documents)
         write_json(record_path, asdict(record))
         return record
@@ -156,55 +163,101 @@ class PackJob:
             seed = int(np.random.SeedSequence([options.seed, task.index]).generate_state(1)[0])
         return plan_rows(lengths, options.seq_len, strategy=options.strategy, overflow=options.overflow, seed=seed)
 
-    def _load(self, task: PackTask, content: ContentHash) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Lengths `[D]` and token columns `[T]` of the unit's documents; those not hashed before are added to `content`."""
-        columns = {"input_ids": np.empty(task.tokens, task.dtype)}
-        if task.labels:
-            columns["labels"] = np.empty(task.tokens, np.int32)
-        lengths = []
-        begin = 0
+    def _load(self, task: PackTask, content: ContentHash) -> _Unit:
+        """The unit's documents; those not hashed before are added to `content`."""
+        unit = _Unit(task)
         for slice_ in task.slices:
-            window = {name: column[begin : begin + slice_.tokens] for name, column in columns.items()}
             files = PartFiles(self._work, slice_.part)
-            lengths.append(files.lengths(slice_.first_document, slice_.documents))
+            lengths = files.lengths(slice_.first_document, slice_.documents)
             if slice_.source is not None:
-                self._load_in_place(slice_, slice_.source, lengths[-1], window, content)
+                self._load_in_place(slice_, slice_.source, lengths, unit, content)
             else:
-                _load_files(files, slice_, window)
-            begin += slice_.tokens
-        return np.concatenate(lengths), columns
+                _load_files(files, slice_, lengths, unit)
+        unit.finish()
+        return unit
 
-    def _load_in_place(
-        self, slice_: UnitSlice, source: Part, lengths: np.ndarray, into: dict[str, np.ndarray], content: ContentHash
-    ) -> None:
-        position = token = 0
+    def _load_in_place(self, slice_: UnitSlice, source: Part, lengths: np.ndarray, unit: _Unit, content: ContentHash) -> None:
+        position = 0
         found = self._reader.window(source, slice_.first_document, slice_.documents, labels=slice_.labels)
         for documents in found:
             if not np.array_equal(documents.lengths, lengths[position : position + len(documents.lengths)]):
                 break
             add_content(content, documents, self._options)
-            end = token + len(documents.ids)
-            into["input_ids"][token:end] = documents.ids
-            if "labels" in into:
-                into["labels"][token:end] = documents.ids if documents.labels is None else documents.labels
-            position, token = position + len(documents.lengths), end
+            unit.append(documents)
+            position += len(documents.lengths)
         if position != slice_.documents:
             raise SourceError(f"{source.files[0]}: changed while it was packed. Run the command again when it is at rest.")
 
 
-def _load_files(files: PartFiles, slice_: UnitSlice, into: dict[str, np.ndarray]) -> None:
-    files.read_ids(np.dtype(slice_.dtype), slice_.first_token, into["input_ids"])
+class _Unit:
+    """The documents of a packing unit, in memory.
+
+    Attributes:
+        lengths: `[D] int64` tokens of each.
+        columns: token columns `[T]`, `input_ids` among them.
+        values: document columns `[D]`.
+    """
+
+    def __init__(self, task: PackTask) -> None:
+        self._task = task
+        self._filled = 0
+        self._lengths: list[np.ndarray] = []
+        self._values: dict[str, list[pa.Array]] = {column.name: [] for column in task.further if not column.of_tokens}
+        kinds = {column.name: column.arrow_type.to_pandas_dtype() for column in task.further if column.of_tokens}
+        kinds["input_ids"] = task.dtype
+        if task.labels:
+            kinds["labels"] = np.int32
+        self.columns = {name: np.empty(task.tokens, kind) for name, kind in kinds.items()}
+        self.values: dict[str, pa.Array] = {}
+
+    def append(self, documents: Documents) -> None:
+        """Append documents."""
+        window = self.take_window(documents.lengths)
+        window["input_ids"][:] = documents.ids
+        if "labels" in window:
+            window["labels"][:] = documents.ids if documents.labels is None else documents.labels
+        for name, tokens in documents.tokens.items():
+            window[name][:] = tokens
+        for name, values in documents.values.items():
+            self._values[name].append(values)
+
+    def take_window(self, lengths: np.ndarray) -> dict[str, np.ndarray]:
+        """Where the tokens of the next documents go, in every token column."""
+        begin, self._filled = self._filled, self._filled + int(lengths.sum())
+        self._lengths.append(lengths)
+        return {name: column[begin : self._filled] for name, column in self.columns.items()}
+
+    def append_further(self, batch: pa.RecordBatch, window: dict[str, np.ndarray], first_token: int) -> int:
+        """Further columns of some of the documents of a window, from its token `first_token` on; returns where they end."""
+        end = first_token
+        for column in self._task.further:
+            values = batch.column(column.name)
+            if column.of_tokens:
+                flat, _ = list_parts(values)
+                end = first_token + len(flat)
+                window[column.name][first_token:end] = flat
+            else:
+                self._values[column.name].append(values)
+        return end
+
+    def finish(self) -> None:
+        """Join what was appended."""
+        self.lengths = np.concatenate(self._lengths)
+        types = {column.name: column.arrow_type for column in self._task.further}
+        self.values = {name: concat_values(arrays, types[name]) for name, arrays in self._values.items()}
+
+
+def _load_files(files: PartFiles, slice_: UnitSlice, lengths: np.ndarray, unit: _Unit) -> None:
+    window = unit.take_window(lengths)
+    files.read_ids(np.dtype(slice_.dtype), slice_.first_token, window["input_ids"])
     if slice_.labels:
-        files.read_labels(slice_.first_token, into["labels"])
-    elif "labels" in into:
-        into["labels"][:] = into["input_ids"]
-
-
-def outline_of(documents: Documents) -> Outline:
-    """The outline of documents whose tokens are known."""
-    labels = documents.labels
-    differs = labels is not None and not np.array_equal(labels, documents.ids)
-    return Outline(documents.lengths, documents.places, labels is not None, differs)
+        files.read_labels(slice_.first_token, window["labels"])
+    elif "labels" in window:
+        window["labels"][:] = window["input_ids"]
+    if slice_.further:
+        token = 0
+        for batch in read_further(files.path("further"), slice_.first_document, slice_.documents):
+            token = unit.append_further(batch, window, token)
 
 
 def add_content(content: ContentHash, documents: Documents, options: PackOptions) -> None:

@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json as pa_json
 
-from neatpack.data.records import LISTS, Chunk, Layout, Places, Problems, choose_layout
+from neatpack.data.json_values import BadLineError, check_further, find_kinds, is_number_list, show
+from neatpack.data.records import LISTS, Chunk, ColumnChoice, Layout, Places, Problems, choose_layout
 from neatpack.data.sources import Part, compression_of
 from neatpack.errors import SourceError
 
@@ -26,24 +27,25 @@ LINE_BYTES = 1 << 30
 _BOM = b"\xef\xbb\xbf"
 
 
-def read_jsonl(part: Part, text_column: str | None, problems: Problems) -> Iterator[Chunk]:
+def read_jsonl(part: Part, choice: ColumnChoice, problems: Problems) -> Iterator[Chunk]:
     """Read the lines that start within the part.
 
     Args:
         part: a JSONL file, plain or compressed, or a byte range of a plain one.
-        text_column: the text column the user named, or None.
+        choice: the columns the user named.
         problems: takes lines that cannot be used.
     """
     path = part.files[0]
-    layout = _layout(path, text_column, problems)
+    layout = _layout(path, choice, problems)
     if layout is None:
         return
+    kinds = find_kinds(_records(path), layout)
     number = 0
     for block in _blocks(path, part):
         lines = block.count(b"\n") + (not block.endswith(b"\n"))
         places = Places((path,), np.arange(number, number + lines), "line", lambda: 1 + _lines_before(path, part.start))
-        columns = _fast(block, layout, lines)
-        chunk = Chunk(layout, columns, places) if columns else _slow(block, layout, places, problems)
+        columns = _fast(block, layout, kinds, lines)
+        chunk = Chunk(layout, columns, places) if columns else _slow(block, layout, kinds, places, problems)
         if len(chunk):
             yield chunk
         number += lines
@@ -96,7 +98,19 @@ def _lines_before(path: str, position: int) -> int:
     return lines
 
 
-def _layout(path: str, text_column: str | None, problems: Problems) -> Layout | None:
+def _records(path: str) -> Iterator[dict[str, Any]]:
+    """Records of the file, as far as they can be read."""
+    with _open(path) as stream:
+        for line in _lines(path, stream):
+            try:
+                record = json.loads(line.removeprefix(_BOM))
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(record, dict):
+                yield record
+
+
+def _layout(path: str, choice: ColumnChoice, problems: Problems) -> Layout | None:
     """The layout that the first usable record of the file shows; None where no line holds one."""
     with _open(path) as stream:
         for number, line in enumerate(_lines(path, stream), 1):
@@ -107,11 +121,12 @@ def _layout(path: str, text_column: str | None, problems: Problems) -> Layout | 
             except (ValueError, RecursionError):
                 if problems.skip:
                     continue
-                return Layout(text_column or "text")  # the reader names the broken line
+                return Layout(choice.text or "text")  # the reader names the broken line
             if isinstance(record, dict):
-                return choose_layout(list(record), text_column, f"{path} line {number}")
+                lists = [name for name, value in record.items() if is_number_list(value)]
+                return choose_layout(list(record), choice, f"{path} line {number}", lists)
             if not problems.skip:
-                return Layout(text_column or "text")
+                return Layout(choice.text or "text")
     problems.report(path, "empty file", "no line holds a record, expected one JSON object a line.")
     return None
 
@@ -152,24 +167,26 @@ def _null_line(block: bytes) -> bool:
     return False
 
 
-def _fast(block: bytes, layout: Layout, lines: int) -> dict[str, pa.Array] | None:
+def _fast(block: bytes, layout: Layout, kinds: dict[str, pa.DataType], lines: int) -> dict[str, pa.Array] | None:
     """The columns by Arrow's reader, or None where a closer look is needed."""
-    if _null_line(block):
+    further = (*layout.token_columns, *layout.document_columns)
+    if _null_line(block) or any(name not in kinds for name in further):
         return None
     # Every known column is named, so that one that appears in later lines only is noticed.
-    known = LISTS if layout.text is None else layout.columns
+    own: tuple[str, ...] = LISTS if layout.text is None else (layout.text,)
     type_ = pa.list_(pa.int64()) if layout.text is None else pa.string()
+    types = {**dict.fromkeys(own, type_), **{name: kinds[name] for name in further}}
     try:
         table = pa_json.read_json(
             pa.BufferReader(block),
             read_options=pa_json.ReadOptions(use_threads=False, block_size=len(block) + 1),
             parse_options=pa_json.ParseOptions(
-                explicit_schema=pa.schema([(name, type_) for name in known]), unexpected_field_behavior="ignore"
+                explicit_schema=pa.schema(list(types.items())), unexpected_field_behavior="ignore"
             ),
         )
     except pa.ArrowException:
         return None
-    nulls = {name: table[name].null_count for name in known}
+    nulls = {name: table[name].null_count for name in types if name not in layout.document_columns}
     if table.num_rows != lines or any(count != (0 if name in layout.columns else lines) for name, count in nulls.items()):
         return None
     columns = {name: table[name].combine_chunks() for name in layout.columns}
@@ -181,7 +198,7 @@ def _fast(block: bytes, layout: Layout, lines: int) -> dict[str, pa.Array] | Non
     return columns
 
 
-def _slow(block: bytes, layout: Layout, places: Places, problems: Problems) -> Chunk:
+def _slow(block: bytes, layout: Layout, kinds: dict[str, pa.DataType], places: Places, problems: Problems) -> Chunk:
     values: dict[str, list[Any]] = {name: [] for name in layout.columns}
     kept = []
     for index, line in enumerate(block.removesuffix(b"\n").split(b"\n")):
@@ -189,21 +206,17 @@ def _slow(block: bytes, layout: Layout, places: Places, problems: Problems) -> C
             continue
         try:
             record = _record(line, layout)
-        except _BadLineError as bad:
+            check_further(record, layout, kinds)
+        except BadLineError as bad:
             problems.report(places.name(index), bad.reason, str(bad), cause=bad)
             continue
         kept.append(index)
         for name, column in values.items():
-            column.append(record[name])
+            column.append(record.get(name))
     type_ = pa.large_list(pa.int64()) if layout.text is None else pa.large_string()
-    arrays = {name: pa.array(values[name], type_) for name in layout.columns}
+    own = layout.lists if layout.text is None else (layout.text,)
+    arrays = {name: pa.array(column, type_ if name in own else None) for name, column in values.items()}
     return Chunk(layout, arrays, places.take(np.array(kept, np.int64)))
-
-
-class _BadLineError(Exception):
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason
 
 
 def _record(line: bytes, layout: Layout) -> dict[str, Any]:
@@ -211,20 +224,20 @@ def _record(line: bytes, layout: Layout) -> dict[str, Any]:
     try:
         record = json.loads(line)
     except UnicodeDecodeError as error:
-        raise _BadLineError("invalid UTF-8", f"invalid UTF-8 at byte {error.start}, expected UTF-8 text.") from error
+        raise BadLineError("invalid UTF-8", f"invalid UTF-8 at byte {error.start}, expected UTF-8 text.") from error
     except (ValueError, RecursionError) as error:
-        raise _BadLineError("broken JSON", f"broken JSON ({error}), expected one JSON object.") from error
+        raise BadLineError("broken JSON", f"broken JSON ({error}), expected one JSON object.") from error
     if not isinstance(record, dict):
-        raise _BadLineError("broken JSON", f"got a JSON {type(record).__name__}, expected one JSON object a line.")
+        raise BadLineError("broken JSON", f"got a JSON {type(record).__name__}, expected one JSON object a line.")
     for name in layout.columns:
-        if name not in record:
-            raise _BadLineError("missing column", f"no column {name!r} (got {', '.join(map(repr, record))}).")
+        if name not in record and name not in layout.document_columns:
+            raise BadLineError("missing column", f"no column {name!r} (got {', '.join(map(repr, record))}).")
     if layout.text is not None:
         _check_text(record[layout.text], layout.text)
         return record
     for name in LISTS:
         if name in record and name not in layout.lists:
-            raise _BadLineError("unexpected column", f"a column {name!r}, which the first record of the file does not have.")
+            raise BadLineError("unexpected column", f"a column {name!r}, which the first record of the file does not have.")
     for name in layout.lists:
         _check_list(record[name], name)
         record[name] = [int(value) for value in record[name]]  # masks may be booleans
@@ -233,25 +246,20 @@ def _record(line: bytes, layout: Layout) -> dict[str, Any]:
 
 def _check_text(text: object, name: str) -> None:
     if text is None:
-        raise _BadLineError("null text", f"{name!r} is null, expected a string.")
+        raise BadLineError("null text", f"{name!r} is null, expected a string.")
     if not isinstance(text, str):
-        raise _BadLineError("not text", f"{name!r} is {_show(text)}, expected a string.")
+        raise BadLineError("not text", f"{name!r} is {show(text)}, expected a string.")
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise _BadLineError("invalid UTF-8", f"{name!r} holds half of a surrogate pair at character {error.start}.") from error
+        raise BadLineError("invalid UTF-8", f"{name!r} holds half of a surrogate pair at character {error.start}.") from error
 
 
 def _check_list(values: object, name: str) -> None:
     if not isinstance(values, list):
-        raise _BadLineError("not a list", f"{name!r} is {_show(values)}, expected a list of integers.")
+        raise BadLineError("not a list", f"{name!r} is {show(values)}, expected a list of integers.")
     for position, value in enumerate(values):
         if not isinstance(value, int) or (isinstance(value, bool) and name == "input_ids"):
-            raise _BadLineError("not an integer", f"{name!r}[{position}] is {_show(value)}, expected an integer.")
+            raise BadLineError("not an integer", f"{name!r}[{position}] is {show(value)}, expected an integer.")
         if not -(2**63) <= value < 2**63:
-            raise _BadLineError("not an integer", f"{name!r}[{position}] is {value}, which does not fit 64 bits.")
-
-
-def _show(value: object) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 40 else text[:37] + "..."
+            raise BadLineError("not an integer", f"{name!r}[{position}] is {value}, which does not fit 64 bits.")

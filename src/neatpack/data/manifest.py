@@ -22,6 +22,9 @@ _SECTIONS: dict[str, dict[str, tuple[type, ...]]] = {
         "tokenizer": (_TEXT,),
         "text_column": (_TEXT, _NONE),
         "include": (_LIST,),
+        "token_columns": (_LIST,),
+        "document_columns": (_LIST,),
+        "ignore_columns": (_LIST,),
         "strategy": (_TEXT,),
         "overflow": (_TEXT,),
         "seed": (_NUMBER, _NONE),
@@ -74,8 +77,9 @@ def _check_manifest(path: Path, manifest: dict[str, Any]) -> None:
         raise StoreError(
             f"{path}: options has {strange[0][:60]!r}, which this version does not know. Use the neatpack that wrote it."
         )
-    if not all(isinstance(pattern, str) for pattern in manifest["options"]["include"]):
-        raise StoreError(f"{path}: options.include must hold patterns. Pack again, or restore the file.")
+    for name in ("include", "token_columns", "document_columns", "ignore_columns"):
+        if not all(isinstance(entry, str) for entry in manifest["options"][name]):
+            raise StoreError(f"{path}: options.{name} must hold names or patterns. Pack again, or restore the file.")
     shards = manifest.get("shards")
     if not isinstance(shards, list):
         raise StoreError(f"{path}: shards is {_kind(shards)}, expected a list. Pack again, or restore the file.")

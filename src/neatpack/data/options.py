@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from neatpack.data.records import LISTS, ColumnChoice
 from neatpack.errors import PackError, PlanError, SourceError, StoreError
 from neatpack.planning import STRATEGIES, Overflow, Strategy
 from neatpack.planning.overflow import POLICIES
@@ -20,6 +21,10 @@ class PackOptions:
         seq_len: tokens a row holds.
         tokenizer: "bytes" (embedded: one token a byte), a `tokenizer.json`, a tokenizer's folder or a hub name.
         text_column: column that holds the text; None means "text", and `input_ids` wins where both are there.
+        token_columns: further columns with a number a token, packed as `input_ids` are.
+        document_columns: further columns with a number or text a document; a row has a list with one for each document.
+        ignore_columns: columns of numbers beside `input_ids` that may be left out, by name or pattern. Other columns that
+            are not named are left out too, and reported; but a list of numbers may be a value a token, and is refused.
         include: glob patterns; in folders only files whose name or path below the folder matches one are read.
         strategy: see `neatpack.plan_rows`.
         overflow: see `neatpack.plan_rows`.
@@ -36,6 +41,9 @@ class PackOptions:
     seq_len: int
     tokenizer: str = "bytes"
     text_column: str | None = None
+    token_columns: tuple[str, ...] = ()
+    document_columns: tuple[str, ...] = ()
+    ignore_columns: tuple[str, ...] = ()
     include: tuple[str, ...] = ()
     strategy: Strategy = "best_fit"
     overflow: Overflow = "error"
@@ -62,6 +70,23 @@ class PackOptions:
             raise StoreError(f"unknown format {self.file_format!r}: choose one of {', '.join(FORMATS)}.")
         if not self.eos and self.eos_token is not None:
             raise SourceError(f"eos_token={self.eos_token!r} with eos=False: give one or the other.")
+        self._check_columns()
+
+    def _check_columns(self) -> None:
+        carried = (*self.token_columns, *self.document_columns)
+        twice = sorted({name for name in carried if carried.count(name) > 1})
+        if twice:
+            raise SourceError(f"columns named more than once to be carried: {', '.join(twice)}.")
+        own = [name for name in carried if name in (*LISTS, self.text_column or "text")]
+        if own:
+            raise SourceError(
+                f"{', '.join(own)}: neatpack reads these columns itself; token_columns and document_columns name further ones."
+            )
+
+    @property
+    def columns(self) -> ColumnChoice:
+        """The columns that the user named."""
+        return ColumnChoice(self.text_column, self.token_columns, self.document_columns, self.ignore_columns)
 
     @property
     def tokens_a_unit(self) -> int:
@@ -70,7 +95,16 @@ class PackOptions:
 
     def to_json(self) -> dict[str, Any]:
         """The record as plain JSON values, for the manifest."""
-        return {**asdict(self), "include": list(self.include), "unit_tokens": self.tokens_a_unit}
+        values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return {**values, "unit_tokens": self.tokens_a_unit}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> PackOptions:
+        """The options that a manifest records."""
+        fields: dict[str, Any] = {}
+        for name, value in values.items():
+            fields[name] = tuple(value) if isinstance(value, list) else value
+        return cls(**fields)
 
 
 def _positive(name: str, value: object, error: type[PackError]) -> None:

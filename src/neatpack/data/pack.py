@@ -30,7 +30,7 @@ from neatpack.data.store import (
 )
 from neatpack.data.tokenize import load_tokenizer
 from neatpack.data.tokens import PartRecord
-from neatpack.data.work import TokenizeTask, UnitRecord, cut_units, sum_counts
+from neatpack.data.work import TokenizeTask, UnitRecord, cut_units, join_columns, sum_counts
 from neatpack.data.workplace import Workplace, open_workplace
 from neatpack.engine import EngineName, LocalEngine, RayEngine, make_engine
 from neatpack.errors import PlanError, SourceError
@@ -118,7 +118,8 @@ def pack(
 
     Rows have `input_ids` (the narrowest dtype that holds the vocabulary), `seq_lengths` (tokens of each document of the
     row, in order, summing to the row's length; rows are not padded) and, where labels or masks of the source say so,
-    `labels`: null in rows whose labels repeat their ids, and no column at all where they do so everywhere.
+    `labels`: null in rows whose labels repeat their ids, and no column at all where they do so everywhere. Further columns
+    are carried if `token_columns` or `document_columns` name them; the others are named in the summary and the manifest.
 
     Args:
         sources: files, folders and saved datasets; see `neatpack.data.sources.find_parts`.
@@ -168,7 +169,9 @@ def pack(
         summary = _summarize(target, chosen, found, parts, units, started)
         shards = [unit.shard for unit in units if unit.shard]
         if chosen.file_format == "arrow":
-            write_dataset_files(place.folder, row_schema(np.dtype(summary.dtype), labels="labels" in summary.columns), shards)
+            further = join_columns(parts, found.parts, chosen.columns)
+            schema = row_schema(np.dtype(summary.dtype), labels="labels" in summary.columns, further=further)
+            write_dataset_files(place.folder, schema, shards)
         write_manifest(
             place.folder,
             shards,
@@ -217,7 +220,8 @@ class _Run:
         return parts
 
     def pack(self, parts: list[PartRecord]) -> list[UnitRecord]:
-        tasks = list(cut_units(parts, self.found.parts, self.place.work, self.options.tokens_a_unit))
+        further = join_columns(parts, self.found.parts, self.options.columns)
+        tasks = list(cut_units(parts, self.found.parts, self.place.work, self.options.tokens_a_unit, further))
         units: list[UnitRecord] = []
         for unit in self._run(tasks, "pack", sum(task.tokens for task in tasks)):
             units.append(unit)
@@ -265,7 +269,7 @@ def _summarize(
         skipped_examples=examples,
         ignored_files=found.ignored,
         ignored_columns=tuple(dict.fromkeys(name for part in parts for name in part.ignored_columns)),
-        columns=("input_ids", "seq_lengths", *labels),
+        columns=("input_ids", "seq_lengths", *labels, *options.token_columns, *options.document_columns),
         dtype=max((np.dtype(part.dtype) for part in parts if part.documents), key=lambda kind: kind.itemsize).name,
         seconds=time.perf_counter() - started,
         labels_repeat_ids=not labels and any(part.labelled for part in parts),

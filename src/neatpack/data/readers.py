@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from neatpack.data.columns import check_offsets
 from neatpack.data.jsonl import read_jsonl
-from neatpack.data.records import Chunk, Layout, Places, Problems, choose_layout
+from neatpack.data.records import Chunk, ColumnChoice, Layout, Places, Problems, choose_layout
 from neatpack.data.sources import Part
 from neatpack.errors import SourceError
 
@@ -18,18 +18,21 @@ CHUNK_BYTES = 1 << 24
 """Records are handed on in chunks of about this size, so that memory does not depend on a file's own batches."""
 
 
-def read_part(part: Part, text_column: str | None, problems: Problems) -> Iterator[Chunk]:
+def read_part(part: Part, choice: ColumnChoice, problems: Problems) -> Iterator[Chunk]:
     """Read a part of the source, chunk by chunk, in order.
 
     Args:
         part: what to read.
-        text_column: the text column the user named, or None.
+        choice: the columns the user named.
         problems: takes records and files that cannot be read.
 
     Raises:
         SourceError: a record or file cannot be read, and problems are not to be skipped.
     """
     if part.format == "text":
+        if choice.tokens or choice.documents:
+            named = ", ".join(map(repr, (*choice.tokens, *choice.documents)))
+            raise SourceError(f"{part.files[0]}: a text file has no columns, but {named} are to be carried.")
         yield from _read_text_files(part, problems)
         return
     path = part.files[0]
@@ -37,9 +40,9 @@ def read_part(part: Part, text_column: str | None, problems: Problems) -> Iterat
         if not Path(path).stat().st_size:
             problems.report(path, "empty file", f"the file is empty, expected {part.format} data.")
         elif part.format == "jsonl":
-            yield from read_jsonl(part, text_column, problems)
+            yield from read_jsonl(part, choice, problems)
         else:
-            yield from _read_table(part, text_column)
+            yield from _read_table(part, choice)
     except (OSError, pa.ArrowException) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         problems.report(path, "unreadable file", f"not readable as {part.format} ({reason}).", cause=error)
@@ -91,12 +94,12 @@ def _text_chunk(layout: Layout, texts: list[bytes], numbers: list[int], files: t
     return Chunk(layout, {"text": pa.array(texts, pa.large_binary())}, Places(files, np.array(numbers)))
 
 
-def _read_table(part: Part, text_column: str | None) -> Iterator[Chunk]:
+def _read_table(part: Part, choice: ColumnChoice) -> Iterator[Chunk]:
     path = part.files[0]
     layout: Layout | None = None
-    for row, batch in _batches(part, path, text_column):
+    for row, batch in _batches(part, path, choice):
         if layout is None:
-            layout = choose_layout(_column_names(part, path, batch), text_column, path)
+            layout = _layout(part, path, batch, choice)
         chosen = batch.select(list(layout.columns))
         check_offsets(*chosen.columns)
         for begin, piece in _bounded(chosen):
@@ -105,23 +108,33 @@ def _read_table(part: Part, text_column: str | None) -> Iterator[Chunk]:
             yield Chunk(layout, columns, Places((path,), numbers, "row"))
 
 
-def _column_names(part: Part, path: str, batch: pa.RecordBatch) -> list[str]:
+def _layout(part: Part, path: str, batch: pa.RecordBatch, choice: ColumnChoice) -> Layout:
     if part.format == "parquet":  # the batch holds the chosen columns only
         import pyarrow.parquet as pq
 
-        names: list[str] = pq.read_schema(path).names
-    else:
-        names = batch.schema.names
+        return _layout_of(pq.read_schema(path), choice, path)
+    return _layout_of(batch.schema, choice, path)
+
+
+def _layout_of(schema: pa.Schema, choice: ColumnChoice, path: str) -> Layout:
+    names: list[str] = schema.names
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise SourceError(f"{path}: the column {twice[0]!r} is there more than once. Rename one of them.")
-    return names
+    return choose_layout(names, choice, path, [field.name for field in schema if _is_number_list(field.type)])
 
 
-def _batches(part: Part, path: str, text_column: str | None) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _is_number_list(kind: pa.DataType) -> bool:
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
+        return False
+    inner = kind.value_type
+    return bool(pa.types.is_integer(inner) or pa.types.is_floating(inner) or pa.types.is_boolean(inner))
+
+
+def _batches(part: Part, path: str, choice: ColumnChoice) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Record batches of the part, each with the number of its first row in the file."""
     if part.format == "parquet":
-        yield from _parquet_batches(part, path, text_column)
+        yield from _parquet_batches(part, path, choice)
         return
     row = 0
     for index, batch in enumerate(_arrow_batches(path)):
@@ -143,11 +156,11 @@ def _arrow_batches(path: str) -> Iterator[pa.RecordBatch]:
             yield from pa.ipc.open_stream(file)
 
 
-def _parquet_batches(part: Part, path: str, text_column: str | None) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _parquet_batches(part: Part, path: str, choice: ColumnChoice) -> Iterator[tuple[int, pa.RecordBatch]]:
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(path) as file:
-        layout = choose_layout(file.schema_arrow.names, text_column, path)
+        layout = _layout_of(file.schema_arrow, choice, path)
         groups = range(file.metadata.num_row_groups)[part.start : part.stop]
         row = sum(file.metadata.row_group(index).num_rows for index in range(part.start))
         for group in groups:

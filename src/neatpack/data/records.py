@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 
 import numpy as np
 import pyarrow as pa
@@ -31,35 +32,79 @@ class Layout:
     text: str | None
     lists: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
+    token_columns: tuple[str, ...] = ()
+    document_columns: tuple[str, ...] = ()
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns to read."""
-        return self.lists if self.text is None else (self.text,)
+        own = self.lists if self.text is None else (self.text,)
+        return (*own, *self.token_columns, *self.document_columns)
 
 
-def choose_layout(names: Sequence[str], text_column: str | None, where: str) -> Layout:
+@dataclass(frozen=True)
+class ColumnChoice:
+    """The columns that the user named.
+
+    Attributes:
+        text: holds the text; None means `input_ids` if there, else `text`.
+        tokens: further columns with a number a token, to be carried.
+        documents: further columns with a value a document, to be carried.
+        ignore: columns of numbers a token that may be left out.
+    """
+
+    text: str | None = None
+    tokens: tuple[str, ...] = ()
+    documents: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+
+
+def choose_layout(names: Sequence[str], choice: ColumnChoice, where: str, number_lists: Collection[str] = ()) -> Layout:
     """Decide what a file with these columns holds.
 
     Args:
         names: the file's columns.
-        text_column: the column the user named, or None: `input_ids` if there, else `text`.
+        choice: the columns the user named.
         where: the file, for the error.
+        number_lists: those of its columns that hold lists of numbers.
 
     Raises:
-        SourceError: neither the named column nor `input_ids` or `text` is there.
+        SourceError: a named column, or `input_ids` and `text`, are not there; or there are further lists of numbers beside
+            `input_ids`, which may well be a value a token, and the user did not say what is to become of them.
     """
-    if text_column is None and IDS in names:
+    missing = [name for name in (*choice.tokens, *choice.documents) if name not in names]
+    if missing:
+        raise SourceError(f"{where}: no column {', '.join(map(repr, missing))}, got {', '.join(map(repr, names))}.")
+    if choice.text is None and IDS in names:
         lists = tuple(name for name in LISTS if name in names)
-        return Layout(None, lists, tuple(name for name in names if name not in lists))
-    text = text_column or "text"
+        known = {*lists, *choice.tokens, *choice.documents}
+        undecided = [name for name in number_lists if name not in known and not _matches(name, choice.ignore)]
+        if undecided:
+            raise SourceError(
+                f"{where}: columns with lists of numbers beside {IDS!r}: {', '.join(undecided)}. Carry those that have a "
+                "number a token with --token-columns, those of packed rows that have one a document with --document-columns, "
+                "and leave the others out with --ignore-columns."
+            )
+        ignored = tuple(name for name in names if name not in known)
+        return Layout(None, lists, ignored, choice.tokens, choice.documents)
+    text = choice.text or "text"
     if text not in names:
-        wanted = f"the column {text!r}" if text_column else "a column 'text' or 'input_ids'"
+        wanted = f"the column {text!r}" if choice.text else "a column 'text' or 'input_ids'"
         raise SourceError(
             f"{where}: expected {wanted}, got {', '.join(map(repr, names)) or 'no columns'}. Name the column that holds the "
             "text with --text-column."
         )
-    return Layout(text, (), tuple(name for name in names if name != text))
+    if choice.tokens:
+        raise SourceError(
+            f"{where}: holds text, so the columns {', '.join(map(repr, choice.tokens))} cannot have a number a token. Tokenise "
+            "it first, or name columns with a value a document with --document-columns."
+        )
+    ignored = tuple(name for name in names if name != text and name not in choice.documents)
+    return Layout(text, (), ignored, (), choice.documents)
+
+
+def _matches(name: str, patterns: Collection[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 @dataclass(frozen=True)
@@ -121,7 +166,8 @@ class Chunk:
     def without_labels(self) -> Chunk:
         """The same records without labels and masks."""
         lists = tuple(name for name in self.layout.lists if name in (IDS, SEQ_LENGTHS))
-        return replace(self, layout=replace(self.layout, lists=lists), columns={name: self.columns[name] for name in lists})
+        layout = replace(self.layout, lists=lists)
+        return replace(self, layout=layout, columns={name: self.columns[name] for name in layout.columns})
 
     def keep(self, mask: np.ndarray) -> Chunk:
         """The records that a boolean mask keeps."""

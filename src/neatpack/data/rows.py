@@ -33,7 +33,7 @@ def gather(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.nd
 
 
 def row_batches(
-    plan: PackPlan, doc_starts: np.ndarray, columns: dict[str, np.ndarray], schema: pa.Schema
+    plan: PackPlan, doc_starts: np.ndarray, columns: dict[str, np.ndarray], values: dict[str, pa.Array], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     """Gather the rows of a plan, a record batch at a time.
 
@@ -41,6 +41,7 @@ def row_batches(
         plan: which slices make which row.
         doc_starts: `[D]` where each document starts in the columns.
         columns: token columns `[T]` by name, such as `input_ids`.
+        values: document columns `[D]` by name; a row gets the value of each of its slices' documents.
         schema: of the batches: list columns of those names, and `seq_lengths`.
     """
     starts = doc_starts[plan.doc] + plan.start
@@ -55,7 +56,10 @@ def row_batches(
         arrays = {name: _lists(offsets, gather(values, starts[first:last], lengths)) for name, values in columns.items()}
         if "labels" in columns:
             arrays["labels"] = _without_repeats(arrays["labels"], arrays["input_ids"])
-        arrays["seq_lengths"] = _lists((plan.row_offsets[row : stop + 1] - first).astype(np.int32), lengths.astype(np.int32))
+        doc_offsets = (plan.row_offsets[row : stop + 1] - first).astype(np.int32)
+        arrays["seq_lengths"] = _lists(doc_offsets, lengths.astype(np.int32))
+        for name, column in values.items():
+            arrays[name] = pa.ListArray.from_arrays(doc_offsets, column.take(pa.array(plan.doc[first:last])))
         yield pa.record_batch([arrays[name] for name in schema.names], schema=schema)
         row = stop
 

@@ -14,7 +14,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from neatpack.data.columns import check_offsets
+from neatpack.data.further import FurtherColumn, feature_of
 from neatpack.data.tokens import aside, write_json
 from neatpack.errors import StoreError
 
@@ -41,12 +42,14 @@ class ShardRecord:
     sha256: str
 
 
-def row_schema(dtype: np.dtype, *, labels: bool) -> pa.Schema:
-    """The schema of packed rows: `input_ids`, `seq_lengths` and, where there are any, `labels`."""
-    fields = [("input_ids", str(dtype)), ("seq_lengths", "int32"), *([("labels", "int32")] if labels else [])]
-    features = json.dumps({"info": {"features": _features(dict(fields))}})
-    schema = pa.schema([(name, pa.list_(pa.from_numpy_dtype(np.dtype(kind)))) for name, kind in fields])
-    return schema.with_metadata({"huggingface": features})
+def row_schema(dtype: np.dtype, *, labels: bool, further: Sequence[FurtherColumn] = ()) -> pa.Schema:
+    """The schema of packed rows: `input_ids`, `seq_lengths`, `labels` where there are any, and further columns."""
+    kinds = {"input_ids": pa.from_numpy_dtype(dtype), "seq_lengths": pa.int32()}
+    if labels:
+        kinds["labels"] = pa.int32()
+    kinds.update({column.name: column.arrow_type for column in further})
+    features = json.dumps({"info": {"features": _features({name: feature_of(kind) for name, kind in kinds.items()})}})
+    return pa.schema([(name, pa.list_(kind)) for name, kind in kinds.items()]).with_metadata({"huggingface": features})
 
 
 def _features(dtypes: dict[str, str]) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from neatpack.data.columns import Documents
+from neatpack.data.further_file import FurtherWriter
 from neatpack.errors import StoreError
 
 
@@ -43,6 +45,7 @@ class PartRecord:
         text: whether the tokens come from text, by the tokenizer.
         skipped: records left out, by reason, and `examples` the first message for each.
         ignored_columns: columns of the source that are not carried.
+        types: of the values of further columns, and `further_bytes` the size of the file that holds them.
         content: order-free hash of what the rows must hold of the documents, and `pieces` how many pieces that is.
         too_long: documents longer than a row, where that is an error, and `too_long_examples` the first few by place.
     """
@@ -57,6 +60,8 @@ class PartRecord:
     skipped: dict[str, int] = field(default_factory=dict)
     examples: dict[str, str] = field(default_factory=dict)
     ignored_columns: list[str] = field(default_factory=list)
+    types: dict[str, str] = field(default_factory=dict)
+    further_bytes: int = 0
     content: int = 0
     pieces: int = 0
     too_long: int = 0
@@ -64,13 +69,13 @@ class PartRecord:
 
 
 class PartFiles:
-    """Where a part's files lie: `part-00012.ids`, `.lengths`, `.labels` and `.json` in the work folder."""
+    """Where a part's files lie: `part-00012.ids`, `.lengths`, `.labels`, `.further` and `.json` in the work folder."""
 
     def __init__(self, folder: Path, index: int) -> None:
         self._stem = folder / f"part-{index:05d}"
 
     def path(self, kind: str) -> Path:
-        """The file of one kind: "ids", "lengths", "labels" or "json"."""
+        """The file of one kind: "ids", "lengths", "labels", "further" or "json"."""
         return self._stem.with_suffix(f".{kind}")
 
     def load_record(self) -> PartRecord | None:
@@ -89,6 +94,8 @@ class PartFiles:
             sizes["ids"] = record.tokens * np.dtype(record.dtype).itemsize
             if record.labels:
                 sizes["labels"] = record.tokens * 4
+            if record.types:
+                sizes["further"] = record.further_bytes
         return sizes
 
     def lengths(self, first: int, count: int) -> np.ndarray:
@@ -136,6 +143,7 @@ class PartWriter:
         self._kinds = ("ids", "lengths") if tokens else ("lengths",)
         self._dtype = dtype.newbyteorder("<")
         self._open: dict[str, BinaryIO] = {}
+        self._further = FurtherWriter(aside(files.path("further")))
 
     def __enter__(self) -> PartWriter:
         for kind in self._kinds:
@@ -146,13 +154,14 @@ class PartWriter:
         path = self._files.path(kind)
         return self._open.setdefault(kind, aside(path).open("wb"))
 
-    def append(self, ids: np.ndarray, lengths: np.ndarray, labels: np.ndarray | None) -> None:
-        """Append documents: ids `[T]`, lengths `[D]`, labels `[T]` or None."""
-        self._open["ids"].write(np.ascontiguousarray(ids, self._dtype).view(np.uint8).data)
-        self.append_lengths(lengths)
-        if labels is not None:
+    def append(self, documents: Documents) -> None:
+        """Append documents."""
+        self._open["ids"].write(np.ascontiguousarray(documents.ids, self._dtype).view(np.uint8).data)
+        self.append_lengths(documents.lengths)
+        if documents.labels is not None:
             file = self._open.get("labels") or self._start("labels")
-            file.write(np.ascontiguousarray(labels, "<i4").view(np.uint8).data)
+            file.write(np.ascontiguousarray(documents.labels, "<i4").view(np.uint8).data)
+        self._further.append(documents)
 
     def append_lengths(self, lengths: np.ndarray) -> None:
         """Append the lengths `[D]` of documents whose tokens are not kept here."""
@@ -168,12 +177,18 @@ class PartWriter:
             file.close()
             Path(file.name).replace(self._files.path(kind))
         self._open.clear()
+        if self._further.types:
+            self._further.close()
+            record.types, record.further_bytes = self._further.types, self._further.path.stat().st_size
+            self._further.path.replace(self._files.path("further"))
         write_json(self._files.path("json"), asdict(record))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for file in self._open.values():
             file.close()
             Path(file.name).unlink(missing_ok=True)
+        self._further.close()
+        self._further.path.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

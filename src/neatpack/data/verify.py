@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ def verify(
     total = sum(shard["bytes"] for shard in manifest["shards"])
     for shard in manifest["shards"]:
         _check_checksum(root / shard["file"], shard)
-        found = _check_rows(root / shard["file"], shard, manifest["options"]["seq_len"], content, wrapped=wrapped)
+        found = _check_rows(root / shard["file"], shard, manifest["options"], content)
         rows, tokens, done = rows + found[0], tokens + found[1], done + shard["bytes"]
         if progress:
             progress("shards", done, total)
@@ -110,7 +110,11 @@ def _check_files(root: Path, manifest: dict[str, Any]) -> None:
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise StoreError(f"{state}: not readable ({error}); datasets cannot open the folder. Pack again.") from error
         if loaded != listed:
-            raise StoreError(f"{state}: lists {loaded}, expected the shards of the manifest, {listed}. Pack again.")
+            strange = next((name for name in loaded if name not in listed), "the shards in another order or number")
+            raise StoreError(
+                f"{state}: lists {len(loaded)} files, expected the {len(listed)} shards of the manifest; found "
+                f"{str(strange)[:80]!r}. Pack again."
+            )
 
 
 def _check_checksum(path: Path, shard: dict[str, Any]) -> None:
@@ -134,8 +138,9 @@ def _digest(file: Any) -> Any:
     return digest
 
 
-def _check_rows(path: Path, shard: dict[str, Any], seq_len: int, content: ContentHash, *, wrapped: bool) -> tuple[int, int]:
+def _check_rows(path: Path, shard: dict[str, Any], options: dict[str, Any], content: ContentHash) -> tuple[int, int]:
     """Check every row of a shard and add it to the content hash; returns rows and tokens."""
+    seq_len, wrapped = options["seq_len"], options["strategy"] == "wrapped"
     rows = tokens = 0
     try:
         for batch in read_batches(path):
@@ -149,6 +154,10 @@ def _check_rows(path: Path, shard: dict[str, Any], seq_len: int, content: Conten
             _refuse(path, rows, lengths == 0, "an empty row", lengths)
             if len(pieces) and int(pieces.min()) <= 0:
                 raise StoreError(f"{path}: a document of {int(pieces.min())} tokens in seq_lengths, expected 1 or more.")
+            for name in options["token_columns"]:
+                _refuse_lengths(path, rows, name, batch, lengths)
+            for name in options["document_columns"]:
+                _refuse_lengths(path, rows, name, batch, np.diff(piece_offsets))
             labels = labels_of(batch, ids, offsets)
             content.add(ids, np.ones(len(ids), np.int64) if wrapped else pieces, labels)
             rows, tokens = rows + batch.num_rows, tokens + len(ids)
@@ -180,6 +189,11 @@ def _refuse(path: Path, row: int, wrong: np.ndarray, message: str, *values: np.n
         raise StoreError(f"{path} row {row + at}: {message.format(*(value[at] for value in values))}. Pack again.")
 
 
+def _refuse_lengths(path: Path, row: int, name: str, batch: pa.RecordBatch, expected: np.ndarray) -> None:
+    got = batch.column(name).value_lengths().fill_null(-1).to_numpy()
+    _refuse(path, row, got != expected, f"{name} has {{0}} values, expected {{1}}", got, expected)
+
+
 def _expect(path: Path, what: str, got: int, expected: int) -> None:
     if got != expected:
         raise StoreError(f"{path}: {got} {what}, expected {expected}. Pack again.")
@@ -196,8 +210,7 @@ def _check_content(what: str, got: dict[str, Any], expected: dict[str, Any]) -> 
 def _check_source(
     root: Path, manifest: dict[str, Any], sources: Sequence[str | Path], trust_remote_code: bool, progress: Any
 ) -> None:
-    include = tuple(manifest["options"]["include"])
-    options = PackOptions(**{**manifest["options"], "include": include, "trust_remote_code": trust_remote_code})
+    options = replace(PackOptions.from_json(manifest["options"]), trust_remote_code=trust_remote_code)
     content = ContentHash()
     reader = DocumentReader(options)
     found = find_parts(sources, options.include)

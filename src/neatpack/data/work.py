@@ -14,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from neatpack.data.further import FurtherColumn, join_types
+from neatpack.data.records import ColumnChoice
 from neatpack.data.sources import Part
 from neatpack.data.store import ShardRecord
 from neatpack.data.tokens import PartFiles, PartRecord
@@ -30,7 +32,11 @@ class TokenizeTask:
 
 @dataclass(frozen=True)
 class UnitSlice:
-    """Consecutive documents of one part that belong to a packing unit; `source` where their tokens are read from there."""
+    """Consecutive documents of one part that belong to a packing unit.
+
+    They are read from the part's files, or from `source` where that is given; `further` says whether there is a file of
+    further columns.
+    """
 
     part: int
     dtype: str
@@ -40,6 +46,7 @@ class UnitSlice:
     first_token: int
     tokens: int
     source: Part | None = None
+    further: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,7 @@ class PackTask:
     slices: tuple[UnitSlice, ...]
     dtype: str
     labels: bool
+    further: tuple[FurtherColumn, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -93,7 +101,23 @@ def _has_size(path: Path, size: int) -> bool:
         return False
 
 
-def cut_units(parts: Sequence[PartRecord], sources: Sequence[Part], work: Path, budget: int) -> Iterator[PackTask]:
+def join_columns(parts: Sequence[PartRecord], sources: Sequence[Part], choice: ColumnChoice) -> tuple[FurtherColumn, ...]:
+    """The further columns of the output, each of a type that holds its values in every part.
+
+    Raises:
+        SourceError: a column that has numbers in one part and text in another.
+    """
+    found = [(part, source) for part, source in zip(parts, sources, strict=True) if part.documents]
+    columns = []
+    for name in (*choice.tokens, *choice.documents):
+        kind = join_types(name, ((source.files[0], part.types[name]) for part, source in found))
+        columns.append(FurtherColumn(name, name in choice.tokens, kind))
+    return tuple(columns)
+
+
+def cut_units(
+    parts: Sequence[PartRecord], sources: Sequence[Part], work: Path, budget: int, further: tuple[FurtherColumn, ...] = ()
+) -> Iterator[PackTask]:
     """Cut the documents of all parts into packing units: consecutive, at most `budget` tokens each, one document at least.
 
     Args:
@@ -101,6 +125,7 @@ def cut_units(parts: Sequence[PartRecord], sources: Sequence[Part], work: Path, 
         sources: the parts themselves.
         work: where their lengths are.
         budget: tokens of a unit.
+        further: further columns of the output.
     """
     dtype = max((np.dtype(part.dtype) for part in parts if part.documents), key=lambda kind: kind.itemsize)
     labels = any(part.labels for part in parts)
@@ -116,13 +141,15 @@ def cut_units(parts: Sequence[PartRecord], sources: Sequence[Part], work: Path, 
                 stop = first + 1
             if stop > first:
                 tokens = int(ends[stop - 1]) - done
-                slices.append(UnitSlice(number, part.dtype, part.labels, first, stop - first, done, tokens, source))
+                slices.append(
+                    UnitSlice(number, part.dtype, part.labels, first, stop - first, done, tokens, source, bool(further))
+                )
                 first, done, filled = stop, done + tokens, filled + tokens
             if first < part.documents:
-                yield PackTask(index, tuple(slices), dtype.name, labels)
+                yield PackTask(index, tuple(slices), dtype.name, labels, further)
                 index, filled, slices = index + 1, 0, []
     if slices:
-        yield PackTask(index, tuple(slices), dtype.name, labels)
+        yield PackTask(index, tuple(slices), dtype.name, labels, further)
 
 
 def sum_counts(counts: Sequence[PlanCounts]) -> PlanCounts:
