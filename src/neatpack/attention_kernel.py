@@ -100,7 +100,7 @@ INSTALLED_KERNEL = _read()
 """Torch's varlen kernel, or None where this torch has none. Read once, here: a compiler cannot trace how."""
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def runs_on(device: torch.device) -> bool:
     """Say whether the kernel runs on this device; to a compiler a constant."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
