@@ -268,3 +268,27 @@ def test_a_model_without_logits_is_refused():
 
     with pytest.raises(MetadataError, match=r"must return logits \[3, 16, V\]"):
         check_isolation(Loss(), batch_with_map())
+
+
+class Plain(torch.nn.Module):
+    """An ordinary module whose forward knows tokens only: every document sees the whole row."""
+
+    def __init__(self, wrap=lambda logits: logits):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = torch.nn.Embedding(128, 8)
+        self.head = torch.nn.Linear(8, 128)
+        self.wrap = wrap
+
+    def forward(self, input_ids):
+        return self.wrap(self.head(self.embedding(input_ids).cumsum(1)))
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda logits: logits, lambda logits: (logits,), lambda logits: {"logits": logits}],
+    ids=["tensor", "tuple", "dict"],
+)
+def test_a_module_that_takes_tokens_only_is_called_with_them_and_found_leaking(wrap):
+    report = check_isolation(Plain(wrap), packed_batch())
+    assert report.verdict == "leaking"

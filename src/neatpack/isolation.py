@@ -33,6 +33,12 @@ __all__ = ["Document", "IsolationReport", "Leak", "check_isolation"]
 _ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 
 
+# What a packed batch holds besides tokens; a model whose forward has no name for it is called without.
+_METADATA = frozenset({"doc_ids", "packed_seq_params", "position_ids", "use_cache", "labels", "shift_labels"}) | frozenset(
+    {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
+)
+
+
 @dataclass(frozen=True)
 class Document:
     """Where a document lies: tokens `[start, start + length)` of `row`."""
@@ -357,17 +363,24 @@ def _one_document(model: torch.nn.Module, tokens: torch.Tensor) -> dict[str, Any
 
 
 def _accepted(model: torch.nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The batch as the model is called with it: without a document map or positions that its forward cannot take."""
+    """The batch as the model is called with it: a forward that cannot take boundaries or labels is called without them.
+
+    What such a model does with packed documents is what the probe then measures.
+    """
     parameters = inspect.signature(model.forward).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return dict(inputs)
-    optional = {"doc_ids", "position_ids", "use_cache"} - set(parameters)
+    optional = _METADATA - set(parameters)
     return {name: value for name, value in inputs.items() if name not in optional}
 
 
 def _logits(model: torch.nn.Module, inputs: Mapping[str, Any]) -> torch.Tensor:
     output = model(**inputs)
     logits = output if isinstance(output, torch.Tensor) else getattr(output, "logits", None)
+    if logits is None and isinstance(output, Mapping):
+        logits = output.get("logits")
+    if isinstance(output, tuple) and not hasattr(output, "logits"):
+        logits = next((part for part in output if isinstance(part, torch.Tensor) and part.dim() == 3), None)
     batch, length = inputs["input_ids"].shape
     if not isinstance(logits, torch.Tensor) or logits.numel() == 0 or logits.shape[:2] != (batch, length):
         got = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(output).__name__

@@ -20,7 +20,7 @@ import numpy as np
 
 from neatpack.data.job import EXAMPLES, MakePackJob
 from neatpack.data.options import PackOptions
-from neatpack.data.sources import SourceList, find_parts, source_names
+from neatpack.data.sources import SourceList, find_parts, refuse_output_within, source_names
 from neatpack.data.store import (
     check_target,
     describe_content,
@@ -148,8 +148,9 @@ def pack(
     started = time.perf_counter()
     chosen = PackOptions(seq_len=seq_len, **options)
     given = [sources] if isinstance(sources, str | Path) else list(sources)
-    target = Path(out)
+    target = Path(out).resolve() if Path(out).is_symlink() else Path(out)
     check_target(target, overwrite=overwrite)
+    refuse_output_within(given, target)
     tokenizer = load_tokenizer(chosen).info
     found = find_parts(given, chosen.include)
     job = {

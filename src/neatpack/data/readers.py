@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,7 +77,7 @@ def _read_text_files(part: Part, problems: Problems) -> Iterator[Chunk]:
     size = 0
     for number, path in enumerate(part.files):
         try:
-            text = Path(path).read_bytes()
+            text = Path(path).read_bytes().removeprefix(codecs.BOM_UTF8)
         except OSError as error:
             problems.report(path, "unreadable file", f"cannot be read ({error.strerror}).", cause=error)
             continue

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
 
+from neatpack.data.store import is_packed_folder
 from neatpack.errors import SourceError
 
 PART_BYTES = 1 << 27
@@ -36,6 +37,10 @@ _TEXT = """
 """
 TEXT_SUFFIXES = frozenset(_TEXT.split())
 """Files of folders that are read as one text document each."""
+
+
+UNREAD_SUFFIXES = frozenset({".xz", ".bz2", ".zip", ".7z", ".tar", ".tgz"})
+"""Suffixes of compressed files that are not read."""
 
 
 @dataclass(frozen=True)
@@ -109,11 +114,50 @@ def find_parts(sources: Sequence[str | Path], include: Sequence[str] = ()) -> So
         elif source.is_socket() or source.is_char_device() or source.is_block_device():
             raise SourceError(f"{source}: a socket or a device, expected a file or a folder. Write what it gives to a file.")
         elif source.exists():
+            _refuse_disguised(source)
             found.append((str(source), format_of(source) or "text"))
         else:
             raise SourceError(f"{source}: no such file or folder. Check the path; patterns are expanded by the shell.")
     files = tuple((path, *_size_and_time(path)) for path, _ in found)
+    _refuse_repeated([path for path, _ in found])
     return SourceList(tuple(_cut(found, [size for _, size, _ in files])), files, dict(sorted(ignored.items())))
+
+
+def refuse_output_within(sources: Sequence[str | Path], out: Path) -> None:
+    """Refuse an output folder inside a source: the next run, or the same one resumed, would read its own output.
+
+    Raises:
+        SourceError: `out` lies in one of the folders.
+    """
+    real = out.resolve()
+    for source in map(Path, sources):
+        if source.is_dir() and real.is_relative_to(source.resolve()):
+            raise SourceError(
+                f"--out {out} lies inside the source {source}, so that a later run would pack its own output. "
+                "Choose a folder outside of every source."
+            )
+
+
+def _refuse_repeated(paths: Sequence[str]) -> None:
+    """Refuse a file that is reached twice: its documents would be packed twice."""
+    seen: dict[tuple[int, int], str] = {}
+    for path in paths:
+        status = Path(path).stat()
+        first = seen.setdefault((status.st_dev, status.st_ino), path)
+        if first is not path and status.st_ino:
+            raise SourceError(
+                f"{path}: the same file as {first}, so its documents would be packed twice. Name each file once: drop one of "
+                "the overlapping sources or links."
+            )
+
+
+def _refuse_disguised(source: Path) -> None:
+    """Refuse a file that is named itself and whose suffix says that it is neither text nor a format that is read."""
+    suffix = source.suffix.lower()
+    if suffix == ".json":
+        raise SourceError(f"{source}: .json may be one document or many. Rename JSON Lines to .jsonl, or a text to .txt.")
+    if suffix in UNREAD_SUFFIXES or (suffix in COMPRESSIONS and format_of(source) is None):
+        raise SourceError(f"{source}: compressed, and only .jsonl.gz and .jsonl.zst are read compressed. Decompress it first.")
 
 
 def format_of(path: Path) -> str | None:
@@ -152,6 +196,11 @@ class _Walk:
         if (folder / "dataset_dict.json").is_file():
             yield from self.files(_only_split(folder), above)
             return
+        if folder != self.root and is_packed_folder(folder):
+            raise SourceError(
+                f"{folder}: packed by neatpack already, inside the source {self.root}. Name it as a source of its own if its "
+                "documents are meant, or move it out of the source."
+            )
         if (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file():
             yield from _saved_dataset(folder)
             return

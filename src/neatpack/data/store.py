@@ -13,6 +13,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -28,6 +29,7 @@ from neatpack.data.tokens import aside, write_json
 from neatpack.errors import StoreError
 
 MANIFEST = "manifest.json"
+_WRITTEN = re.compile(r"data-[0-9]+\.(arrow|parquet)|manifest\.json|state\.json|dataset_info\.json")
 MANIFEST_VERSION = 1
 
 
@@ -166,12 +168,26 @@ def check_target(out: Path, *, overwrite: bool) -> None:
         raise StoreError(
             f"{out}: already exists. Choose another --out, or pass --overwrite to replace it when the run is done."
         )
-    if out.is_dir() and not ((out / MANIFEST).is_file() or not any(out.iterdir())):
-        raise StoreError(
-            f"{out}: exists and was not written by neatpack pack (no {MANIFEST}). Remove it yourself, or choose another."
-        )
     if not out.is_dir():
         raise StoreError(f"{out}: exists and is not a folder. Remove it yourself, or choose another --out.")
+    entries = sorted(entry.name for entry in out.iterdir())
+    if entries and not is_packed_folder(out):
+        raise StoreError(f"{out}: exists and was not written by neatpack pack (no {MANIFEST} of ours). Remove it yourself.")
+    strange = [name for name in entries if not _WRITTEN.fullmatch(name)]
+    if strange:
+        raise StoreError(
+            f"{out}: holds {strange[0]!r}, which neatpack pack did not write and --overwrite would delete. Move it elsewhere, "
+            "or choose another --out."
+        )
+
+
+def is_packed_folder(folder: Path) -> bool:
+    """Whether a folder holds a manifest of ours, whatever else it may claim or lack."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(manifest, dict) and manifest.get("format") == "neatpack"
 
 
 def publish(partial: Path, out: Path) -> None:
