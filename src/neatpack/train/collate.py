@@ -38,6 +38,8 @@ class PackedCollator:
         pad_token_id: the id in padded slots; it is never attended to by a document and never counted by the loss.
         row_length: pad every row to this many tokens; None pads to the longest row of the batch.
         pad_to_multiple_of: round the padded length up to a multiple of this (tensor cores, context parallelism).
+        position_start: the first position of every document; `padding_idx + 1` for models that count from there (the RoBERTa
+            family), which degrade silently on positions from 0.
         return_doc_ids: add the document map `doc_ids [B, S] int64` to the batch.
         return_params: add `packed_seq_params`, the `PackedSeqParams` that the offsets come from.
         return_shift_labels: add `shift_labels [B, S] int64`, shifted within documents, for losses that do not shift; `labels`
@@ -67,6 +69,7 @@ class PackedCollator:
     pad_token_id: int = 0
     row_length: int | None = None
     pad_to_multiple_of: int | None = None
+    position_start: int = 0
     return_doc_ids: bool = False
     return_params: bool = False
     return_shift_labels: bool = False
@@ -89,7 +92,7 @@ class PackedCollator:
         batch: dict[str, Any] = {
             "input_ids": _pad(ids, length, self.pad_token_id),
             "labels": labels,
-            "position_ids": position_ids_from_doc_ids(doc_ids),
+            "position_ids": position_ids_from_doc_ids(doc_ids, self.position_start),
             **to_flash_attention_kwargs(params),
             "use_cache": False,
         }
