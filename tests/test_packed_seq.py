@@ -259,3 +259,27 @@ def test_padding_may_reappear_in_a_valid_map():
 @pytest.mark.parametrize("shape", [(0, 6), (3, 0)])
 def test_the_validator_accepts_empty_maps(shape):
     validate_doc_ids(torch.zeros(shape, dtype=torch.int64), unique=True)
+
+
+@pytest.mark.parametrize(
+    ("bad", "error"),
+    [
+        (torch.zeros(3, dtype=torch.int64), MetadataError),
+        (torch.zeros(1, 2, 2, dtype=torch.int64), MetadataError),
+        (torch.zeros(2, 3), MetadataTypeError),
+        (torch.ones(2, 3, dtype=torch.bool), MetadataTypeError),
+        ([[1, 2]], MetadataTypeError),
+        (torch.ones(1, 1, dtype=torch.int8).expand(2**16, 2**15), MetadataOverflowError),
+    ],
+)
+def test_the_validator_refuses_what_the_builder_refuses(bad, error):
+    for check in (packed_seq_params_from_doc_ids, validate_doc_ids):
+        with pytest.raises(error):
+            check(bad)
+
+
+def test_the_most_tokens_that_int32_counts_are_accepted():
+    params = packed_seq_params_from_doc_ids(torch.ones(1, 1, dtype=torch.uint8).expand(1, 2**31 - 1))
+    assert (params.cu_seqlens.tolist(), params.max_seqlen) == ([0, 2**31 - 1], 2**31 - 1)
+    with pytest.raises(OverflowError):
+        packed_seq_params_from_doc_ids(torch.ones(1, 1, dtype=torch.uint8).expand(1, 2**31))

@@ -104,9 +104,7 @@ def packed_seq_params_from_doc_ids(doc_ids: torch.Tensor) -> PackedSeqParams:
     cu_seqlens[:-1] = starts
     cu_seqlens[-1] = batch * length
     longest = int(np.subtract(cu_seqlens[1:], cu_seqlens[:-1]).max()) if len(starts) else 0
-    offsets = torch.from_numpy(cu_seqlens)
-    if doc_ids.device.type != "cpu":
-        offsets = offsets.to(doc_ids.device, non_blocking=True)
+    offsets = torch.from_numpy(cu_seqlens).to(doc_ids.device, non_blocking=True)
     return PackedSeqParams(offsets, longest, doc_ids)
 
 
@@ -228,6 +226,4 @@ def _flat_positions(starts: np.ndarray, batch: int, length: int) -> np.ndarray:
     if starts.shape == (batch, length):
         return np.flatnonzero(starts)
     row_starts = np.arange(0, batch * length, length)
-    if starts.shape[0] == batch:
-        return row_starts  # one run a row
     return (row_starts[:, None] + np.flatnonzero(starts[0])).reshape(-1)

@@ -18,6 +18,8 @@ def test_positions_start_where_the_model_wants_them(case):
     params = params_of(case.input["lengths"])
     positions = position_ids_from_doc_ids(params.doc_ids, case.input["start"])
     assert positions[0].tolist() == case.expected["position_ids"]
+    batch = PackedCollator(position_start=case.input["start"])([row_of(case.input["lengths"])])
+    assert batch["position_ids"][0].tolist() == case.expected["position_ids"]
     back = doc_ids_from_position_ids(positions)
     assert packed_seq_params_from_doc_ids(back).cu_seqlens.tolist() == case.expected["cu_seqlens"]
     padded = torch.tensor(case.input["padded"])  # padded with 0, below the start of every document
