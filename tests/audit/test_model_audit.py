@@ -77,15 +77,25 @@ def test_a_checkpoint_is_audited_with_its_own_weights(tmp_path):
     assert result.passed
 
 
-def test_a_model_that_leaks_on_stock_attention_fails_and_says_where(tmp_path):
+def test_a_model_that_leaks_without_its_mask_is_measured_with_and_without_it(tmp_path):
     result = audit_model(folder_of(transformers.OPTConfig(), tmp_path))
-    assert {each.attention: each.verdict for each in result.results} == {
-        "packed_varlen": "isolated",
-        "sdpa": "leaking",
-        "eager": "leaking",
+    assert {each.attention: (each.verdict, each.payload) for each in result.results} == {
+        "packed_varlen": ("isolated", "offsets"),
+        "sdpa": ("isolated", "mask"),
+        "eager": ("isolated", "mask"),
     }
+    assert result.passed
+    assert [each.bare and each.bare.verdict for each in result.results] == [None, "leaking", "leaking"]
+    assert json.loads(json.dumps(result.to_dict(), allow_nan=False))["results"]["sdpa"]["bare"]["max_influence"] > 1
+
+
+def test_a_recurrent_model_is_refused_and_the_leak_is_measured(tmp_path):
+    result = audit_model(folder_of(transformers.Mamba2Config(), tmp_path), attention=["eager"])
+    (only,) = result.results
+    assert only.verdict == "refused"
+    assert "from token to token" in only.refusal
+    assert only.report.verdict == "leaking"
     assert not result.passed
-    assert json.loads(json.dumps(result.to_dict(), allow_nan=False))["results"]["sdpa"]["report"]["max_influence"] > 1
 
 
 def test_an_implementation_that_a_model_lacks_fails_only_if_it_was_asked_for(tmp_path):
@@ -98,8 +108,8 @@ def test_an_implementation_that_a_model_lacks_fails_only_if_it_was_asked_for(tmp
 
 def test_a_model_that_refuses_everything_has_not_passed(tmp_path):
     result = audit_model(folder_of(transformers.BloomConfig(), tmp_path), attention=["packed_varlen"])
-    assert result.results[0].verdict == "unsupported"
-    assert "AttentionInterface" in result.results[0].reason
+    assert result.results[0].verdict == "refused"
+    assert "AttentionInterface" in result.results[0].refusal
     assert not result.passed
 
 

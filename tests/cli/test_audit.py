@@ -7,6 +7,8 @@ import transformers
 from typer.testing import CliRunner
 
 from neatpack.cli import app, main
+from neatpack.data import pack
+from neatpack.errors import SourceError
 
 
 def run(*arguments):
@@ -21,13 +23,52 @@ def test_an_isolated_model_exits_with_zero(tmp_path):
     assert "a small random model of its kind" in result.output
 
 
-def test_a_leaking_model_exits_with_one_and_says_what_to_use(tmp_path):
-    transformers.OPTConfig().save_pretrained(tmp_path)
-    result = run(tmp_path)
+def test_a_leaking_model_exits_with_one_and_says_what_to_do(tmp_path):
+    transformers.Mamba2Config().save_pretrained(tmp_path)
+    result = run(tmp_path, "--attn", "eager")
     assert result.exit_code == 1
-    assert "leaking:" in result.output
+    assert "refused: Mamba2ForCausalLM carries a state" in result.output
     assert "moves document" in result.output
-    assert "Pack this model on packed_varlen only." in result.output
+    assert "Leaks on eager (documents move each other by" in result.output
+    assert "Do not pack for this model" in result.output
+
+
+def test_a_model_that_needs_a_mask_is_said_to_leak_without_it(tmp_path):
+    transformers.OPTConfig().save_pretrained(tmp_path)
+    result = run(tmp_path, "--attn", "sdpa")
+    assert result.exit_code == 0, result.output
+    assert "sent: mask; without the mask leaking: documents move each other by" in result.output
+    assert "Isolated on sdpa (mask): pack for it with neatpack.hf.collator_for(model)." in result.output
+
+
+def test_packed_rows_are_audited_and_faults_exit_with_one(tmp_path):
+    source = tmp_path / "ids.jsonl"
+    source.write_text("".join(json.dumps({"input_ids": [i, i + 1, i + 2]}) + "\n" for i in range(20)))
+    pack(source, tmp_path / "packed", 8)
+    result = run(tmp_path / "packed", "--source", source, "--vocab-size", 22)
+    assert result.exit_code == 0, result.output
+    assert "20 documents, 60 tokens" in result.output
+    assert "the content is that of the source" in result.output
+    result = run(tmp_path / "packed", "--vocab-size", 10, "--json")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert [finding["check"] for finding in found["findings"]] == ["vocabulary"]
+    result = run(tmp_path / "packed", "--vocab-size", 10)
+    assert "fault vocabulary: token id 21 is past the vocabulary of 10" in result.output
+
+
+def test_the_zoo_is_audited_by_name_and_written_as_a_page(tmp_path):
+    result = run("--zoo", "--only", "llama", "--write", tmp_path / "page.md", "--workers", 1)
+    assert result.exit_code == 0, result.output
+    assert "packed_varlen: 1 isolated" in result.output
+    assert "| `llama` | isolated" in (tmp_path / "page.md").read_text()
+
+
+def test_one_thing_is_audited_at_a_time(tmp_path):
+    for arguments in ([], [tmp_path, "--zoo"]):
+        result = run(*arguments)
+        assert isinstance(result.exception, SourceError)
+        assert "name one thing to audit" in str(result.exception)
 
 
 def test_json_holds_everything_measured(tmp_path):

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from neatpack.audit.models import build_small, has_weights, load_checkpoint, load_config
-from neatpack.errors import SourceError
+from neatpack.errors import ContractError, SourceError
+from neatpack.hf import contract_for, register
 from neatpack.isolation import IsolationReport, check_isolation
 from neatpack.packed_seq import packed_seq_params_from_doc_ids, to_flash_attention_kwargs
 
@@ -27,23 +28,36 @@ class AttentionAudit:
         attention: the implementation's name.
         report: what the probe measured; None where the model could not be built or refused to run.
         reason: why there is no report.
-        requested: the caller named this implementation, so that having no report is a failure.
+        requested: the caller named this implementation, so that not being isolated is a failure whatever the reason.
+        payload: what the contract has the collator send (see `neatpack.hf.Contract`); None where it refuses.
+        refusal: why the contract refuses. The report then shows what the batch for everyone else would have done.
+        bare: where the contract asks for a mask, what the same batch does without it.
     """
 
     attention: str
     report: IsolationReport | None
     reason: str | None
     requested: bool
+    payload: str | None = None
+    refusal: str | None = None
+    bare: IsolationReport | None = None
 
     @property
     def verdict(self) -> str:
-        """The report's verdict, or `unsupported`."""
+        """`refused` by the contract, `unsupported` without a report, else the report's verdict."""
+        if self.refusal is not None:
+            return "refused"
         return "unsupported" if self.report is None else self.report.verdict
 
     @property
+    def isolated(self) -> bool:
+        """The contract accepts, and the probe agrees."""
+        return self.verdict == "isolated"
+
+    @property
     def passed(self) -> bool:
-        """Isolated, or not asked for by name and not available."""
-        return self.report.isolated if self.report is not None else not self.requested
+        """Isolated; or refused or not available, and not asked for by name."""
+        return self.isolated or (self.verdict in ("refused", "unsupported") and not self.requested)
 
 
 @dataclass(frozen=True)
@@ -70,9 +84,8 @@ class ModelAudit:
 
     @property
     def passed(self) -> bool:
-        """Every implementation asked for is isolated, and at least one is."""
-        reports = [result for result in self.results if result.report is not None]
-        return bool(reports) and all(result.passed for result in self.results)
+        """Every implementation asked for is isolated, at least one is, and none that the contract accepts is not."""
+        return any(result.isolated for result in self.results) and all(result.passed for result in self.results)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values for JSON."""
@@ -85,8 +98,11 @@ class ModelAudit:
             "results": {
                 result.attention: {
                     "verdict": result.verdict,
+                    "payload": result.payload,
+                    "refusal": result.refusal,
                     "reason": result.reason,
                     "report": None if result.report is None else result.report.to_dict(),
+                    "bare": None if result.bare is None else result.bare.to_dict(),
                 }
                 for result in self.results
             },
@@ -98,8 +114,8 @@ def audit_model(
 ) -> ModelAudit:
     """Run the isolation probe on a model, once for each attention implementation.
 
-    The batch is random tokens packed into rows, with everything that `PackedCollator` sends: positions that restart in
-    every document, all four FlashAttentionKwargs, no cache and no attention mask.
+    The batch is random tokens packed into rows, with what the model's contract has `PackedCollator` send: positions that
+    restart in every document, all four FlashAttentionKwargs and no cache, and a mask only where nothing else is honoured.
 
     Args:
         source: a checkpoint folder (its weights are used), a config folder, or a `config.json` (a small random model
@@ -116,8 +132,6 @@ def audit_model(
         raise SourceError(f"an audit needs rows of at least 8 tokens, and one row; got {rows} x {row_length}.")
     path = Path(source)
     config = load_config(path)
-    from neatpack.hf import register
-
     register()
     weights = "checkpoint" if has_weights(path) else "random"
     names = tuple(dict.fromkeys(attention)) or DEFAULT_ATTENTION
@@ -125,11 +139,32 @@ def audit_model(
     for name in names:
         try:
             model = load_checkpoint(path, name) if weights == "checkpoint" else _small(config, name, row_length, seed)
-            batch, doc_ids = packed_batch(_vocabulary(model), rows, row_length, seed)
-            results.append(AttentionAudit(name, check_isolation(model, batch, doc_ids=doc_ids), None, bool(attention)))
-        except Exception as error:  # whatever the model's own code raises is the answer, not a failure of the audit
+        except Exception as error:  # whatever transformers raises is the answer, not a failure of the audit
             results.append(AttentionAudit(name, None, _reason(error), bool(attention)))
+            continue
+        results.append(_audit_one(model, name, bool(attention), rows, row_length, seed))
     return ModelAudit(str(source), config.model_type, weights, rows, row_length, seed, tuple(results))
+
+
+def _audit_one(
+    model: torch.nn.Module, attention: str, requested: bool, rows: int, row_length: int, seed: int
+) -> AttentionAudit:
+    """Ask for the contract, and measure: with what it sends, or with the plain batch where it refuses."""
+    payload = refusal = bare = None
+    batch, doc_ids = packed_batch(_vocabulary(model), rows, row_length, seed)
+    try:
+        contract = contract_for(model)
+        payload = contract.payload
+        if contract.mask_builder is not None:
+            bare = check_isolation(model, batch, doc_ids=doc_ids)
+            batch["attention_mask"] = contract.mask_builder(packed_seq_params_from_doc_ids(doc_ids))
+    except ContractError as error:
+        refusal = str(error)
+    try:
+        report, reason = check_isolation(model, batch, doc_ids=doc_ids), None
+    except Exception as error:  # whatever the model's own code raises is the answer
+        report, reason = None, _reason(error)
+    return AttentionAudit(attention, report, reason, requested, payload, refusal, bare)
 
 
 def packed_batch(vocabulary: int, rows: int, row_length: int, seed: int) -> tuple[dict[str, Any], torch.Tensor]:

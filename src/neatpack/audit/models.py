@@ -8,6 +8,7 @@ query to key/value heads, windows and chunks small enough to bite within a short
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,19 @@ _LIMITS = {
     "num_experts": 4,
     "n_routed_experts": 4,
     "num_experts_per_tok": 2,
+    "index_topk": 8,
+    "n_group": 1,
+    "topk_group": 1,
+    "rotary_dim": HEAD_DIM,
+    "decoder_ffn_dim": 96,
+    "encoder_ffn_dim": 96,
+    "ffn_hidden_size": 96,
+    "encoder_layers": 1,
+    "num_encoder_layers": 1,
+    "num_decoder_layers": 2,
+    "encoder_attention_heads": HEADS,
+    "decoder_attention_heads": HEADS,
+    "num_kv_shared_layers": 0,
     "sliding_window": 8,
     "attention_chunk_size": 8,
     "vocab_size_per_layer_input": VOCABULARY,
@@ -43,7 +57,16 @@ _LIMITS = {
     "qk_head_dim": HEAD_DIM + HEAD_DIM // 2,
     "v_head_dim": HEAD_DIM,
 }
-_TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_TOKEN_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+# What a config may leave open and its model then cannot be built with.
+_FILLED_IN = {
+    "num_experts_per_tok": 2,
+    "n_routed_experts": 4,
+    "num_experts": 4,
+    "head_dim": HEAD_DIM,
+    "num_key_value_heads": HEADS,
+}
 
 
 def load_config(source: Path) -> Any:
@@ -97,7 +120,8 @@ def build_small(config: Any, attention: str, *, row_length: int, seed: int = 0) 
 
 
 def shrink(config: Any, row_length: int) -> None:
-    """Make the sizes of a config small and leave its traits: in place."""
+    """Make the sizes of a config small and leave its traits: in place; of a composite one, those of its text model."""
+    config = config.get_text_config()
     head_ratio = _ratio(config, "num_attention_heads", "num_key_value_heads")
     rotary = _rotary_dimensions(config)
     kept = _representative_layers(config)
@@ -109,18 +133,21 @@ def shrink(config: Any, row_length: int) -> None:
     _set(config, "hidden_size", HEADS * HEAD_DIM)
     _set(config, "vocab_size", VOCABULARY)
     for name, most in _LIMITS.items():
-        value = getattr(config, name, None)
+        value = _get(config, name)
         if isinstance(value, int) and value > most:
             _set(config, name, most)
+    for name, value in _FILLED_IN.items():
+        if hasattr(type(config), name) and _get(config, name) is None:
+            setattr(config, name, value)
     _shrink_state_space(config)
-    longest = getattr(config, "max_position_embeddings", None)
+    longest = _get(config, "max_position_embeddings")
     if isinstance(longest, int) and longest > 4 * row_length and not rotary:
         _set(config, "max_position_embeddings", 4 * row_length)
     _shorten_rotary_factors(config, rotary)
-    for name in _TOKEN_IDS:
-        token = getattr(config, name, None)
+    for name, small in _TOKEN_IDS.items():
+        token = _get(config, name)
         if isinstance(token, list) or (isinstance(token, int) and token >= VOCABULARY):
-            setattr(config, name, None)
+            setattr(config, name, small)
 
 
 def scale_weights(model: torch.nn.Module) -> None:
@@ -131,13 +158,23 @@ def scale_weights(model: torch.nn.Module) -> None:
                 parameter.normal_(std=1.5 * math.sqrt(2 / (parameter.shape[-1] + parameter.shape[-2])))
 
 
+def _get(config: Any, name: str) -> Any:
+    """An attribute, or None where a config has none, or one a layer (which transformers answers with an error)."""
+    try:
+        return getattr(config, name, None)
+    except Exception:
+        return None
+
+
 def _set(config: Any, name: str, value: int) -> None:
-    if getattr(config, name, None) is not None:
-        setattr(config, name, value)
+    """Change a size that the config has; where it is computed from others or fixed by the model, it stays."""
+    if _get(config, name) is not None:
+        with suppress(AttributeError, NotImplementedError):
+            setattr(config, name, value)
 
 
 def _ratio(config: Any, many: str, few: str) -> int:
-    heads, key_heads = getattr(config, many, None), getattr(config, few, None)
+    heads, key_heads = _get(config, many), _get(config, few)
     if not isinstance(heads, int) or not isinstance(key_heads, int) or key_heads < 1:
         return 1
     # any grouping keeps groups, down to one key head for all queries
@@ -146,8 +183,8 @@ def _ratio(config: Any, many: str, few: str) -> int:
 
 def _representative_layers(config: Any) -> list[int]:
     """The first layer of each kind, in order, and at least two layers."""
-    count = int(getattr(config, "num_hidden_layers", 2))
-    kinds = getattr(config, "layer_types", None) or ["same"] * count
+    count = int(_get(config, "num_hidden_layers") or 2)
+    kinds = _get(config, "layer_types") or ["same"] * count
     first = {kind: index for index, kind in reversed(list(enumerate(kinds)))}
     kept = sorted(first.values())
     spare = [index for index in range(count) if index not in kept]
@@ -162,7 +199,7 @@ def _keep_layers(config: Any, kept: list[int]) -> None:
     for name, value in list(vars(config).items()):
         if isinstance(value, list) and len(value) == count and name != "architectures":
             setattr(config, name, [value[index] for index in kept])
-    config.num_hidden_layers = len(kept)
+    _set(config, "num_hidden_layers", len(kept))
 
 
 def _shrink_state_space(config: Any) -> None:

@@ -1,53 +1,144 @@
-"""`neatpack audit`: does this model keep packed documents apart?"""
+"""`neatpack audit`: does this model keep packed documents apart, is this data packed right, and does every model?"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-if TYPE_CHECKING:
-    from neatpack.audit import ModelAudit
+from neatpack.errors import SourceError
 
-_COLOURS = {"isolated": "green", "leaking": "red", "differing": "red", "inconclusive": "yellow", "unsupported": "yellow"}
+if TYPE_CHECKING:
+    from neatpack.audit import DataAudit, ModelAudit, Zoo
+    from neatpack.audit.model_audit import AttentionAudit
+
+_COLOURS = {"isolated": "green", "leaking": "red", "differing": "red", "wrong": "red"}
+_OTHERWISE = "yellow"
 
 
 def audit(
-    model: Annotated[Path, typer.Argument(help="A checkpoint folder, a config folder, or a config.json.")],
+    target: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="MODEL|DATA",
+            help="A checkpoint folder, a config folder or a config.json; or a folder of packed rows.",
+            show_default=False,
+        ),
+    ] = None,
+    zoo: Annotated[bool, typer.Option("--zoo", help="Audit every causal language model that transformers ships.")] = False,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="With --zoo: this model type only; repeat for several.")
+    ] = None,
+    write: Annotated[Path | None, typer.Option("--write", help="With --zoo: write the matrix as a Markdown page.")] = None,
+    workers: Annotated[int, typer.Option("--workers", help="With --zoo: processes at a time.", min=1)] = 2,
     attn: Annotated[
-        list[str] | None, typer.Option("--attn", help="Attention implementation to try; repeat for several.")
+        list[str] | None, typer.Option("--attn", help="Model: attention implementation to try; repeat for several.")
+    ] = None,
+    seq_len: Annotated[int, typer.Option("--seq-len", help="Model: tokens a row of the packed batch.", min=8)] = 64,
+    seed: Annotated[int, typer.Option("--seed", help="Model: seed of the batch and of random weights.")] = 0,
+    vocab_size: Annotated[int | None, typer.Option("--vocab-size", help="Data: ids from here on are faults.", min=1)] = None,
+    pad_id: Annotated[int | None, typer.Option("--pad-id", help="Data: the id that padding would have.", min=0)] = None,
+    source: Annotated[
+        list[Path] | None, typer.Option("--source", help="Data: what it was packed from, to compare with; repeat for several.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything measured as JSON.")] = False,
-    seq_len: Annotated[int, typer.Option("--seq-len", help="Tokens a row of the packed batch.", min=8)] = 64,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the batch and of random weights.")] = 0,
 ) -> None:
-    """Measure whether a model keeps packed documents apart; exit code 0 if it does on every implementation tried.
+    """Measure whether a model keeps packed documents apart, or check packed rows; exit code 0 if nothing is wrong.
 
     A checkpoint is audited with its weights; a config alone as a small random model that keeps the config's traits.
     Without --attn the implementations packed_varlen, sdpa and eager are tried, where the model supports them.
+    A folder of packed rows is checked for boundaries, labels, padding stored as documents, the vocabulary, and (on folders
+    of neatpack pack) that nothing was lost or doubled.
     """
-    from neatpack.audit import audit_model
+    from neatpack.audit import audit_data, audit_model, is_packed_folder
 
-    result = audit_model(model, attention=attn or (), row_length=seq_len, seed=seed)
-    if as_json:
-        typer.echo(json.dumps(result.to_dict(), indent=2, allow_nan=False))
+    if zoo == (target is not None):
+        raise SourceError("name one thing to audit: a model, a folder of packed rows, or --zoo for every model there is.")
+    if target is None:
+        matrix = _zoo(only or [], workers, write)
+        _finish({"entries": list(matrix.entries), "totals": matrix.totals()}, not matrix.wrong, as_json, _print_zoo, matrix)
+    elif is_packed_folder(target):
+        data = audit_data(target, vocab_size=vocab_size, pad_token_id=pad_id, sources=source or ())
+        _finish(data.to_dict(), data.passed, as_json, _print_data, data)
     else:
-        _print(result)
-    raise typer.Exit(0 if result.passed else 1)
+        model = audit_model(target, attention=attn or (), row_length=seq_len, seed=seed)
+        _finish(model.to_dict(), model.passed, as_json, _print_model, model)
 
 
-def _print(result: ModelAudit) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+def _finish(values: dict[str, Any], passed: bool, as_json: bool, show: Any, result: Any) -> None:
+    if as_json:
+        typer.echo(json.dumps(values, indent=2, allow_nan=False))
+    else:
+        show(Console(highlight=False, soft_wrap=True), result)
+    raise typer.Exit(0 if passed else 1)
+
+
+def _print_model(console: Console, result: ModelAudit) -> None:
     what = "its weights" if result.weights == "checkpoint" else "a small random model of its kind"
     console.print(f"[bold]{escape(result.model)}[/] ({escape(result.model_type)}), audited with {what}")
     for each in result.results:
-        colour = _COLOURS[each.verdict]
-        console.print(f"\n[bold {colour}]{escape(each.attention)}[/]")
-        console.print(escape(str(each.report) if each.report is not None else f"unsupported: {each.reason}"))
-    if not result.passed and any(each.report is not None and each.report.isolated for each in result.results):
-        safe = ", ".join(each.attention for each in result.results if each.report is not None and each.report.isolated)
-        console.print(f"\nPack this model on {escape(safe)} only.")
+        console.print(f"\n[bold {_COLOURS.get(each.verdict, _OTHERWISE)}]{escape(each.attention)}[/]")
+        console.print(escape(_in_words(each)))
+    console.print("\n" + escape("\n".join(_verdict(result))))
+
+
+def _in_words(each: AttentionAudit) -> str:
+    measured = str(each.report) if each.report is not None else f"unsupported: {each.reason}"
+    if each.refusal is not None:
+        return f"refused: {each.refusal}\nregardless of that, {measured}"
+    sent = "" if each.payload is None else f"\n  sent: {each.payload}"
+    if each.bare is not None:
+        sent += f"; without the mask {each.bare.verdict}: documents move each other by {each.bare.max_influence:.2g}"
+    return measured + sent
+
+
+def _verdict(result: ModelAudit) -> list[str]:
+    """What to do, in a line or two."""
+    safe = [f"{each.attention} ({each.payload})" for each in result.results if each.isolated]
+    moved = [
+        f"{each.attention} (documents move each other by {each.report.max_influence:.2g})"
+        for each in result.results
+        if each.report is not None and each.report.verdict == "leaking"
+    ]
+    lines = [f"Isolated on {', '.join(safe)}: pack for it with neatpack.hf.collator_for(model)."] if safe else []
+    lines += [f"Leaks on {', '.join(moved)}: do not pack there."] if moved else []
+    return lines if safe else [*lines, "Do not pack for this model: nothing tried keeps its documents apart."]
+
+
+def _print_data(console: Console, result: DataAudit) -> None:
+    console.print(
+        f"[bold]{escape(result.folder)}[/]: {result.rows:,} rows, {result.documents:,} documents, {result.tokens:,} tokens"
+    )
+    for finding in result.findings:
+        console.print(f"[bold red]fault[/] {escape(str(finding))}")
+    for missing in result.not_checked:
+        console.print(f"[yellow]not checked[/] {escape(missing)}")
+    if result.passed:
+        against = f", and the content is that of the {result.conserved}" if result.conserved else ""
+        console.print(f"[bold green]ok[/] boundaries, labels and padding are right{against}.")
+
+
+def _zoo(only: list[str], workers: int, write: Path | None) -> Zoo:
+    from rich.progress import Progress
+
+    from neatpack.audit import audit_zoo
+    from neatpack.audit.zoo_page import page
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("models", total=None)
+        matrix = audit_zoo(only, workers=workers, progress=lambda done, total, _: bar.update(task, completed=done, total=total))
+    if write is not None:
+        write.write_text(page(matrix), encoding="utf-8")
+    return matrix
+
+
+def _print_zoo(console: Console, matrix: Zoo) -> None:
+    for attention, counts in matrix.totals().items():
+        console.print(f"{attention}: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count))
+    for cell in matrix.wrong:
+        console.print(f"[bold red]wrong[/] {escape(cell)}: the contract accepts what was not isolated")

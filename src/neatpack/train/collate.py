@@ -4,7 +4,8 @@ A row is `input_ids`, `seq_lengths` (the lengths of its documents in order) and,
 loss mask. The collator pads rows to one length, rebuilds the document map from `seq_lengths`, and derives everything
 else from that map: positions that restart at every document, flash-attention offsets, labels. It sends **no**
 `attention_mask`: in transformers a mask overrides the offsets without a word, and the detection of packing from
-positions works only without one. Padding is one run at the end of a row, never a document a pad.
+positions works only without one. (Models that honour nothing else get one: `mask_builder`.) Padding is one run at the end
+of a row, never a document a pad.
 
 Labels are aligned with `input_ids` (the model shifts), and the first label of every document is -100, so that the
 model's shift never asks the last token of one document to predict the first token of the next.
@@ -12,7 +13,7 @@ model's shift never asks the last token of one document to predict the first tok
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ import torch
 
 from neatpack.convert.doc_map import doc_ids_from_seq_lengths, position_ids_from_doc_ids
 from neatpack.errors import MetadataError, MetadataTypeError
-from neatpack.packed_seq import packed_seq_params_from_doc_ids, to_flash_attention_kwargs
+from neatpack.packed_seq import PackedSeqParams, packed_seq_params_from_doc_ids, to_flash_attention_kwargs
 from neatpack.train.labels import IGNORE_INDEX, shift_within_documents
 
 MASK_COLUMNS = ("loss_mask", "completion_mask", "assistant_masks")
@@ -49,6 +50,8 @@ class PackedCollator:
         document_columns: columns with one number a document (`group_ids` of preference pairs, class labels, rewards), in
             the order of `seq_lengths`; each becomes `[num_docs]` in the order of `document_spans`.
         ignore_columns: columns of a row to leave out knowingly; any other unknown column is refused by name.
+        mask_builder: what makes an `attention_mask` from the batch's `PackedSeqParams`, for models that honour nothing else
+            (`neatpack.hf.collator_for` knows which); None, for everyone else, sends no mask.
 
     Calling it with rows (mappings of lists, arrays or tensors) gives, in this order: `input_ids`, `labels` and
     `position_ids`, each `[B, S] int64`; `cu_seq_lens_q` and `cu_seq_lens_k` `[N+1] int32` (form A) with `max_length_q`
@@ -76,6 +79,7 @@ class PackedCollator:
     token_columns: Collection[str] = ()
     document_columns: Collection[str] = ()
     ignore_columns: Collection[str] = ()
+    mask_builder: Callable[[PackedSeqParams], Any] | None = None
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Collate `rows` into one batch; see the class."""
@@ -96,6 +100,8 @@ class PackedCollator:
             **to_flash_attention_kwargs(params),
             "use_cache": False,
         }
+        if self.mask_builder is not None:
+            batch["attention_mask"] = self.mask_builder(params)
         if self.return_doc_ids:
             batch["doc_ids"] = doc_ids
         if self.return_params:
