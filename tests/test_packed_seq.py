@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import pickle
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -283,3 +284,14 @@ def test_the_most_tokens_that_int32_counts_are_accepted():
     assert (params.cu_seqlens.tolist(), params.max_seqlen) == ([0, 2**31 - 1], 2**31 - 1)
     with pytest.raises(OverflowError):
         packed_seq_params_from_doc_ids(torch.ones(1, 1, dtype=torch.uint8).expand(1, 2**31))
+
+
+@pytest.mark.parametrize("shape", [(1, 2**12), (2**12, 1)])
+def test_an_axis_that_expand_repeats_is_looked_at_once(shape):
+    expanded = torch.ones(shape, dtype=torch.uint8).expand(2**12, 2**12)
+    tracemalloc.start()
+    params = packed_seq_params_from_doc_ids(expanded)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert params.cu_seqlens.tolist() == list(range(0, 2**24 + 1, 2**12))
+    assert peak < 2**20  # one byte a token would be 2**24

@@ -119,11 +119,11 @@ def table_of_arrow(table: pa.Table, where: str, order: np.ndarray | None = None)
     if twice:
         raise SourceError(f"{where}: the column {twice[0]!r} is there more than once. Rename one of them.")
     ids = _Lists.read(table, IDS)
-    _refuse(where, IDS, ids.fault)
+    _refuse(where, IDS, ids.fault or ids.not_integers())
     starts, records = ids.starts, None
     if SEQ_LENGTHS in table.column_names:
         pieces = _Lists.read(table, SEQ_LENGTHS)
-        _refuse(where, SEQ_LENGTHS, pieces.fault)
+        _refuse(where, SEQ_LENGTHS, pieces.fault or pieces.not_integers())
         records = pieces.starts
         starts = _piece_starts(pieces, ids.starts, where)
     sorter = _Sorter(table, ids, records)
@@ -174,6 +174,11 @@ class _Lists:
         if pa.types.is_null(kind):  # only empty lists
             return cls(chunks, starts, NumberColumn([np.empty(0, np.int64)]), None)
         return cls(chunks, starts, NumberColumn([values.to_numpy() for values, _ in parts]), None)
+
+    def not_integers(self) -> str | None:
+        """Why a list column without a fault is none of integers, or None if it is."""
+        kind = self.chunks[0].type.value_type
+        return None if pa.types.is_integer(kind) or pa.types.is_null(kind) else f"its lists hold {kind}, not integers"
 
 
 class _Sorter:

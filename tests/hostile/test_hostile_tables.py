@@ -1,0 +1,149 @@
+"""Parquet and Arrow files that lie: about their columns, their rows, and where their values are."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from data.corpora import pieces
+from neatpack.data import pack
+from neatpack.data.dataset import PackedDataset
+from neatpack.errors import SourceError
+
+READERS = {"pack": lambda path, tmp: pack(path, tmp / "out", 8), "rows": lambda path, _: PackedDataset(path)}
+
+
+def write_stream(path, column):
+    with pa.ipc.new_stream(str(path), pa.schema([("input_ids", column.type)])) as writer:
+        writer.write_batch(pa.record_batch([column], names=["input_ids"]))
+    return path
+
+
+def lying(path, offsets, others):
+    """The file with other offsets in the place of its own."""
+    honest, other = (np.array(values, np.int32).tobytes() for values in (offsets, others))
+    data = path.read_bytes()
+    assert data.count(honest) == 1
+    path.write_bytes(data.replace(honest, other))
+    return path
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize(
+    "offsets",
+    [[0, 10**9, 3], [0, -5, 3], [3, 0, 3], [0, 2, 10**9], [-(2**31), 0, 3]],
+    ids=["far", "negative", "back", "end", "start"],
+)
+def test_offsets_that_lead_outside_are_refused_and_no_crash(tmp_path, reader, offsets):
+    path = lying(write_stream(tmp_path / "lying.arrow", pa.array([[1, 2], [3]])), [0, 2, 3], offsets)
+    # In a process of its own: what is not refused may end it.
+    code = (
+        "import sys, pathlib\nfrom test_hostile_tables import READERS\nfrom neatpack.errors import SourceError\n"
+        "try:\n    READERS[sys.argv[1]](sys.argv[2], pathlib.Path(sys.argv[3]))\n"
+        "except SourceError as error:\n    print('refused', error)\n"
+    )
+    paths = [str(folder) for folder in (__file__.rsplit("/", 1)[0], __file__.rsplit("/", 2)[0])]
+    run = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = {paths!r}\n{code}", reader, str(path), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-500:]
+    assert run.stdout.startswith("refused"), run.stdout
+
+
+@pytest.mark.parametrize("offsets", [[0, 10**9, 3], [0, -5, 3], [0, 2, 10**9]])
+def test_text_offsets_that_lead_outside_are_refused(tmp_path, offsets):
+    with pa.ipc.new_stream(str(tmp_path / "x.arrow"), pa.schema([("text", pa.string())])) as writer:
+        writer.write_batch(pa.record_batch([pa.array(["ab", "c"])], names=["text"]))
+    lying(tmp_path / "x.arrow", [0, 2, 3], offsets)
+    with pytest.raises(SourceError, match=r"x.arrow: not readable as arrow .*offset"):
+        pack(tmp_path / "x.arrow", tmp_path / "out", 8)
+
+
+def test_text_that_is_no_utf8_is_still_told_record_by_record(tmp_path):
+    column = pa.array([b"good", b"\xff\xfe", b"fine"]).view(pa.string())
+    with pa.ipc.new_stream(str(tmp_path / "x.arrow"), pa.schema([("text", pa.string())])) as writer:
+        writer.write_batch(pa.record_batch([column], names=["text"]))
+    with pytest.raises(SourceError, match="row 1: invalid UTF-8 at byte 0"):
+        pack(tmp_path / "x.arrow", tmp_path / "out", 8)
+    assert pack(tmp_path / "x.arrow", tmp_path / "out", 8, skip_bad=True).skipped == {"invalid UTF-8": 1}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([[[1, 2]], [[3]]]),
+        pa.array([["1"], ["2"]]),
+        pa.array([[1.0], [2.0]]),
+        pa.array([1, 2]),
+        pa.array([{"x": 1}, {"x": 2}]),
+        pa.array(["ab", "cd"]),
+        pa.array([b"\x80\x04", b"\x95."]),
+        pa.array([[(1, 2)], [(3, 4)]], pa.map_(pa.int64(), pa.int64())),
+        pa.array([None, None]),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_columns_of_another_kind_than_token_lists_are_refused(tmp_path, reader, column):
+    for path in (write_stream(tmp_path / "x.arrow", column), tmp_path / "x.parquet"):
+        if path.suffix == ".parquet":
+            pq.write_table(pa.table({"input_ids": column}), path)
+        with pytest.raises(SourceError, match="input_ids"):
+            READERS[reader](path, tmp_path)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_stored_schema_that_lies_about_its_columns_changes_nothing(tmp_path, reader):
+    """Parquet carries an Arrow schema beside its own; a reader that believed it would read numbers as something else."""
+    lie = pa.schema([("input_ids", pa.list_(pa.float64())), ("gone", pa.string())])
+    honest = pa.table({"input_ids": pa.array([[1, 2], [3]], pa.list_(pa.int64()))})
+    stored = __import__("base64").b64encode(lie.serialize().to_pybytes())
+    with pq.ParquetWriter(tmp_path / "x.parquet", honest.schema, store_schema=False) as writer:
+        writer.write_table(honest)
+        writer.add_key_value_metadata({"ARROW:schema": stored.decode()})
+    try:
+        READERS[reader](tmp_path / "x.parquet", tmp_path)
+    except SourceError as error:
+        assert "input_ids" in str(error) or "not readable" in str(error)  # noqa: PT017
+    else:
+        if reader == "pack":
+            assert sorted(pieces(tmp_path / "out")) == [(1, 2), (3,)]
+
+
+def test_rows_that_a_footer_invents_are_noticed(tmp_path):
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"input_ids": [[1, 2], [3]]}), path)
+    data = bytearray(path.read_bytes())
+    footer = int.from_bytes(data[-8:-4], "little")
+    rows = [at for at in range(len(data) - 8 - footer, len(data) - 8) if data[at] == 4]  # 2 as a zigzag number
+    refused = 0
+    for at in rows:
+        changed = bytearray(data)
+        changed[at] = 8
+        path.write_bytes(changed)
+        try:
+            assert pack(path, tmp_path / f"out{at}", 8).tokens == 3
+        except SourceError:
+            refused += 1
+    assert refused
+
+
+@pytest.mark.parametrize("length", [0, 1, 4, 8, 12, 40])
+@pytest.mark.parametrize("name", ["x.parquet", "x.arrow"])
+@pytest.mark.parametrize("reader", READERS)
+def test_files_that_end_early_are_refused(tmp_path, name, length, reader):
+    whole = tmp_path / f"whole.{name[2:]}"
+    if name == "x.parquet":
+        pq.write_table(pa.table({"input_ids": [[1, 2], [3]]}), whole)
+    else:
+        write_stream(whole, pa.array([[1, 2], [3]]))
+    (tmp_path / name).write_bytes(whole.read_bytes()[:length])
+    with pytest.raises(SourceError, match=rf"{name}: |no usable|empty"):
+        READERS[reader](tmp_path / name, tmp_path)
