@@ -26,7 +26,6 @@ import numpy as np
 import pyarrow as pa
 
 CAPACITY = 4096
-TURNS = 3
 
 
 def write_source(path: Path, documents: int) -> int:
@@ -91,11 +90,11 @@ def run_apart(packer: str, source: Path, out: Path, workers: int) -> dict[str, f
     return {**json.loads(result.stdout.splitlines()[-1]), "bytes": size}
 
 
-def compare(folder: Path, documents: int, workers: int) -> None:
+def compare(folder: Path, documents: int, workers: int, turns: int) -> None:
     source = folder / "documents.arrow"
     tokens = write_source(source, documents)
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in PACKERS}
-    for _ in range(TURNS):
+    for _ in range(turns):
         for name, taken in runs.items():
             taken.append(run_apart(name, source, folder / "out", workers))
     print(
@@ -118,6 +117,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--documents", type=int, default=20_000)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--run", choices=PACKERS, help=argparse.SUPPRESS)
     parser.add_argument("paths", nargs="*", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -125,7 +125,7 @@ def main() -> None:
         print(json.dumps(run_here(given.run, *given.paths, given.workers)))
         return
     with tempfile.TemporaryDirectory() as folder:
-        compare(Path(folder), given.documents, given.workers)
+        compare(Path(folder), given.documents, given.workers, given.turns)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from neatpack.data.buffers import numbers_of
 from neatpack.data.further import document_values, token_values
 from neatpack.data.records import ATTENTION_MASK, IDS, LABELS, MASKS, SEQ_LENGTHS, BadRecordsError, Chunk, Places, Problems
 
@@ -104,21 +105,12 @@ def list_parts(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     """Values `[T]` and offsets `[D+1]` (from 0) of an Arrow list array without nulls, slices included; copies no integers."""
     if isinstance(array, pa.FixedSizeListArray):
         array = array.cast(pa.large_list(array.type.value_type))
-    offsets = _numbers(array.offsets)
+    offsets = numbers_of(array.offsets)
     first, last = int(offsets[0]), int(offsets[-1])
     values = array.values.slice(first, last - first)
     if pa.types.is_boolean(values.type):
         return values.to_numpy(zero_copy_only=False), offsets - first
-    return _numbers(values), offsets - first
-
-
-def _numbers(array: pa.Array) -> np.ndarray:
-    """The buffer of an Arrow array of numbers without nulls; `to_numpy` does the same and imports pandas for it."""
-    dtype = np.dtype(array.type.to_pandas_dtype())
-    data = array.buffers()[1]
-    if data is None:
-        return np.empty(0, dtype)
-    return np.frombuffer(data, dtype, len(array), array.offset * dtype.itemsize)
+    return numbers_of(values), offsets - first
 
 
 def text_parts(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
+from neatpack.data.buffers import array_of, numbers_of
 from neatpack.planning import PackPlan
 
 BATCH_TOKENS = 1 << 20
@@ -59,23 +60,23 @@ def row_batches(
         doc_offsets = (plan.row_offsets[row : stop + 1] - first).astype(np.int32)
         arrays["seq_lengths"] = _lists(doc_offsets, lengths.astype(np.int32))
         for name, column in values.items():
-            arrays[name] = pa.ListArray.from_arrays(doc_offsets, column.take(pa.array(plan.doc[first:last])))
+            arrays[name] = pa.ListArray.from_arrays(array_of(doc_offsets), column.take(array_of(plan.doc[first:last])))
         yield pa.record_batch([arrays[name] for name in schema.names], schema=schema)
         row = stop
 
 
 def _without_repeats(labels: pa.ListArray, ids: pa.ListArray) -> pa.ListArray:
     """The labels, null in rows that repeat their ids."""
-    offsets = labels.offsets.to_numpy()
-    values = labels.values.to_numpy()
-    differs = np.logical_or.reduceat(values != ids.values.to_numpy(), offsets[:-1])
+    offsets = numbers_of(labels.offsets)
+    values = numbers_of(labels.values)
+    differs = np.logical_or.reduceat(values != numbers_of(ids.values), offsets[:-1])
     if differs.all():
         return labels
     lengths = np.diff(offsets)
     kept = np.concatenate(([0], np.cumsum(np.where(differs, lengths, 0)))).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(kept), pa.array(values[np.repeat(differs, lengths)]), mask=pa.array(~differs))
+    return pa.ListArray.from_arrays(array_of(kept), array_of(values[np.repeat(differs, lengths)]), mask=array_of(~differs))
 
 
 def _lists(offsets: np.ndarray, values: np.ndarray) -> pa.ListArray:
     """A list array over NumPy buffers, without copying them."""
-    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(values))
+    return pa.ListArray.from_arrays(array_of(offsets), array_of(values))
