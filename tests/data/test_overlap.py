@@ -95,3 +95,11 @@ def test_a_named_file_of_another_kind_is_refused_with_the_way_out(tmp_path, name
     (tmp_path / name).write_text('{"text": "a"}\n')
     with pytest.raises(SourceError, match=way_out):
         pack([tmp_path / name], tmp_path / "out", 64)
+
+
+@pytest.mark.parametrize("blank", ["", "\n", "  \n"])
+def test_two_records_on_one_line_are_refused_whatever_the_other_lines_are(tmp_path, blank):
+    source = tmp_path / "a.jsonl"
+    source.write_text('{"text": "a"}{"text": "b"}\n' + blank)
+    with pytest.raises(SourceError, match="broken JSON"):
+        pack([source], tmp_path / "out", 64)

@@ -8,6 +8,7 @@ which knows exactly which line is wrong and why. Blocks are cut by byte position
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
@@ -25,6 +26,9 @@ LINE_BYTES = 1 << 30
 """The longest line that is read: memory must not depend on what a compressed file expands to."""
 
 _BOM = b"\xef\xbb\xbf"
+
+
+_BLANK_LINE = re.compile(rb"(?:\A|\n)[ \t\r]*\n")
 
 
 def read_jsonl(part: Part, choice: ColumnChoice, problems: Problems) -> Iterator[Chunk]:
@@ -170,7 +174,8 @@ def _null_line(block: bytes) -> bool:
 def _fast(block: bytes, layout: Layout, kinds: dict[str, pa.DataType], lines: int) -> dict[str, pa.Array] | None:
     """The columns by Arrow's reader, or None where a closer look is needed."""
     further = (*layout.token_columns, *layout.document_columns)
-    if _null_line(block) or any(name not in kinds for name in further):
+    # A blank line would make up, in the count of lines, for a line that holds two records.
+    if _null_line(block) or _BLANK_LINE.search(block) or any(name not in kinds for name in further):
         return None
     # Every known column is named, so that one that appears in later lines only is noticed.
     own: tuple[str, ...] = LISTS if layout.text is None else (layout.text,)
