@@ -124,3 +124,13 @@ def test_verify_says_ok_or_names_the_fault(corpus, tmp_path):
     broken = shell("verify", tmp_path / "out")
     assert broken.returncode == 1
     assert "data-00000.arrow: truncated" in broken.stderr
+
+
+def test_units_and_engine_are_chosen_from_the_shell(corpus, tmp_path, monkeypatch):
+    arguments = ["pack", str(corpus), "--seq-len", "20", "--json"]
+    result = runner.invoke(app, [*arguments, "--out", str(tmp_path / "out"), "--unit-tokens", "17"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["shards"] == 3  # 16, 6 and 17 tokens, with the ends of sequences
+    monkeypatch.setitem(sys.modules, "ray", None)
+    result = runner.invoke(app, [*arguments, "--out", str(tmp_path / "ray"), "--engine", "ray", "--ray-address", "auto"])
+    assert "pip install 'neatpack[ray]'" in str(result.exception)

@@ -116,6 +116,14 @@ def pack(
     vocab_size: Annotated[
         int | None, typer.Option(min=1, help="Refuse ids at or above this; also narrows the stored type.", show_default=False)
     ] = None,
+    unit_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Tokens planned together and written as one file (default: 2**25, more for long rows).",
+            show_default=False,
+        ),
+    ] = None,
     file_format: Annotated[Format, typer.Option("--format", help="Format of the files.")] = Format.arrow,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Let a hub tokenizer run the code that it ships.")
@@ -147,6 +155,7 @@ def pack(
             eos=not no_eos,
             eos_token=eos_token,
             vocab_size=vocab_size,
+            unit_tokens=unit_tokens,
             file_format=file_format.value,
             trust_remote_code=trust_remote_code,
         )
