@@ -79,8 +79,10 @@ def test_a_tokenizer_folder_says_it_itself(tmp_path, source):
 
     fast = PreTrainedTokenizerFast(tokenizer_object=word_tokenizer(), eos_token="<end>", pad_token="<pad>", unk_token="<unk>")
     fast.save_pretrained(tmp_path / "folder")
+    twin = tmp_path / "twin.jsonl"
+    twin.write_bytes(source.read_bytes())
     for workers in (1, 2):
-        pack([source, source], tmp_path / f"out{workers}", 64, tokenizer=str(tmp_path / "folder"), workers=workers)
+        pack([source, twin], tmp_path / f"out{workers}", 64, tokenizer=str(tmp_path / "folder"), workers=workers)
     assert pieces(tmp_path / "out1") == pieces(tmp_path / "out2")
     assert same_documents(tmp_path / "out1", 2 * [[*word_tokenizer().encode(text).ids, 1] for text in TEXTS if text])
     manifest = json.loads((tmp_path / "out1" / "manifest.json").read_text())
