@@ -13,7 +13,8 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +25,8 @@ VERDICTS = ("isolated", "refused", "unavailable", "unbuildable", "wrong")
 buildable here; or accepted and not isolated, which is a fault of the contract."""
 
 SAMPLE = (
-    "afmoe", "bamba", "bert", "bloom", "falcon", "gemma2", "gemma3", "gemma3_text", "gpt2", "gpt_neox", "gpt_oss", "jamba",
-    "llama", "mamba2", "mistral", "mixtral", "mpt", "olmo2", "opt", "phi3", "qwen2", "qwen3_moe", "qwen3_next", "roberta",
+    "afmoe", "bamba", "bert", "bloom", "deepseek_v32", "doge", "falcon", "gemma2", "gemma3", "gpt2", "gpt_oss", "jamba",
+    "llama", "mamba2", "mixtral", "mpt", "nemotron", "opt", "qwen2", "roberta",
 )  # fmt: skip
 """One or two models of every kind that the contract tells apart, for tests."""
 
@@ -118,8 +119,8 @@ def _serve(todo: queue.SimpleQueue[str], timeout: float, finished: Callable[[dic
             answer = _ask(worker, name, timeout)
             if not answer:
                 worker.kill()
-                code = worker.wait()
-                worker, answer = None, _crashed(name, code, timeout)
+                _stop(worker)
+                answer, worker = _crashed(name, worker.returncode, timeout), None
             finished(answer)
     finally:
         if worker is not None:
@@ -157,9 +158,11 @@ def _ask(worker: subprocess.Popen[str], name: str, timeout: float) -> dict[str, 
 
 
 def _stop(worker: subprocess.Popen[str]) -> None:
+    """Close both pipes, which ends a worker that is idle, and wait for it."""
     assert worker.stdin is not None
     assert worker.stdout is not None
-    worker.stdin.close()
+    with suppress(BrokenPipeError):
+        worker.stdin.close()
     worker.wait()
     worker.stdout.close()
 
@@ -173,8 +176,3 @@ def _crashed(name: str, code: int, timeout: float) -> dict[str, Any]:
         "cells": {each: {"verdict": "unbuildable", "why": why} for each in IMPLEMENTATIONS},
         "seconds": timeout,
     }
-
-
-def entries_of(lines: Iterable[str]) -> Zoo:
-    """The matrix from its JSON lines."""
-    return Zoo(tuple(json.loads(line) for line in lines if line.strip()))

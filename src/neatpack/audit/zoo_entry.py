@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import sys
 import time
 import warnings
@@ -44,9 +45,7 @@ def _cell(name: str, attention: str, refusals: dict[str, dict[str, Any]]) -> dic
         try:
             model = small_model(name, build_as, ROW_LENGTH)
             _switch(model, build_as, run_as)
-            with torch.no_grad():
-                model(input_ids=torch.arange(3, 11)[None], **_no_cache(model))
-        except Exception as error:  # a model that cannot even be called says nothing about boundaries
+        except Exception as error:
             return _without_model(name, build_as, error)
         try:
             contract = contract_for(model)
@@ -59,8 +58,10 @@ def _cell(name: str, attention: str, refusals: dict[str, dict[str, Any]]) -> dic
             return {"verdict": "wrong", "why": f"the contract itself raised {type(error).__name__}: {error}"}
         # uncompiled flex_attention is slow, and its masks are those of sdpa: two documents there, all of them elsewhere
         found = _measured(model, PackedCollator(mask_builder=contract.mask_builder), 2 if attention == "flex_attention" else 6)
-        if "cannot be run on CPU" in found.get("error", ""):
-            return {"verdict": "unavailable", "why": found["error"]}
+        if "error" in found and (broken := _plain_call_fails(model)):
+            # a small model that cannot even be called says nothing about boundaries
+            lacking = "cannot be run on CPU" in broken
+            return {"verdict": "unavailable" if lacking else "unbuildable", "why": broken}
         verdict = "isolated" if found.get("verdict") == "isolated" else "wrong"
         return {"verdict": verdict, "payload": contract.payload, "measured": found}
 
@@ -108,7 +109,11 @@ def _measured(model: torch.nn.Module, collator: PackedCollator, most: int) -> di
         plain = _difference_from_plain_call(model, batch, rows)
     except Exception as error:
         return {"error": f"{type(error).__name__}: {(str(error).strip() or '-').splitlines()[0]}"[:300]}
-    return {"verdict": _verdict(report, plain), **_numbers(report), "difference_from_plain_call": plain}
+    return {
+        "verdict": _verdict(report, plain),
+        **_numbers(report),
+        "difference_from_plain_call": plain if math.isfinite(plain) else str(plain),
+    }
 
 
 def _verdict(report: IsolationReport, plain: float) -> str:
@@ -127,6 +132,16 @@ def _difference_from_plain_call(model: torch.nn.Module, batch: dict[str, Any], r
     with torch.no_grad():
         packed = model(**batch).logits[0, start : start + length]
         return float((model(input_ids=tokens, **_no_cache(model)).logits[0] - packed).abs().max())
+
+
+def _plain_call_fails(model: torch.nn.Module) -> str:
+    """What a call without any packing raises, or nothing."""
+    try:
+        with torch.no_grad():
+            model(input_ids=torch.arange(3, 11)[None], **_no_cache(model))
+    except Exception as error:
+        return _reason(error)
+    return ""
 
 
 def _no_cache(model: torch.nn.Module) -> dict[str, bool]:

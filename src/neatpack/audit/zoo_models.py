@@ -31,11 +31,20 @@ _ASSISTANT = {
     "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0, "per_layer_config": {},
 }  # fmt: skip
 
+_ATTENTION_SIZES = {
+    "num_attention_heads": HEADS, "num_key_value_heads": HEADS, "q_lora_rank": HEAD_DIM, "kv_lora_rank": HEAD_DIM,
+    "head_dim": HEAD_DIM + HEAD_DIM // 2, "qk_nope_head_dim": HEAD_DIM, "v_head_dim": HEAD_DIM,
+    "qk_rope_head_dim": HEAD_DIM // 2,
+}  # fmt: skip
+_DOTS3 = {**_ATTENTION_SIZES, **{f"swa_{name}": size for name, size in _ATTENTION_SIZES.items()}}
+
 # Arguments of the config, where its defaults leave a size open or differ from layer to layer.
 _ARGUMENTS: dict[str, dict[str, Any]] = {
     "cohere_compass_text": {"rope_parameters": {"full_attention": _ROPE, "sliding_attention": _ROPE}},
     "dbrx": {"attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8.0}, "ffn_config": {"ffn_hidden_size": 96}},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1},
+    "dots3_note": {"text_config": _DOTS3},
+    "dots3_note_text": _DOTS3,
     "gemma4_assistant": {"text_config": _ASSISTANT},
     "gemma4_unified_assistant": {"text_config": _ASSISTANT},
     "gemma4_text": {"per_layer_config": {}},
@@ -78,10 +87,7 @@ def small_model(name: str, attention: str, row_length: int, seed: int = 0) -> to
     """A small random model of a type, in float32 and eval mode."""
     config = default_config(name)
     shrink(config, row_length)
-    for attribute, value in _ATTRIBUTES.get(name, {}).items():
-        *path, last = attribute.split(".")
-        setattr(functools.reduce(getattr, path, config.get_text_config()), last, value)
-    config = _own_config(name, config)
+    config = _own_config(name, _completed(name, config))
     _refuse_large(name, config)
     torch.manual_seed(seed)
     model: torch.nn.Module = _class_of(name)._from_config(config, attn_implementation=attention)
@@ -91,11 +97,18 @@ def small_model(name: str, attention: str, row_length: int, seed: int = 0) -> to
 
 def weightless_model(name: str, attention: str) -> torch.nn.Module:
     """The model of the default config without any weights, on the meta device: enough for its contract."""
+    config = _own_config(name, _completed(name, default_config(name)))
     with torch.device("meta"):
-        model: torch.nn.Module = _class_of(name)._from_config(
-            _own_config(name, default_config(name)), attn_implementation=attention
-        )
+        model: torch.nn.Module = _class_of(name)._from_config(config, attn_implementation=attention)
     return model
+
+
+def _completed(name: str, config: Any) -> Any:
+    """The config with what its family needs besides, set in place."""
+    for attribute, value in _ATTRIBUTES.get(name, {}).items():
+        *path, last = attribute.split(".")
+        setattr(functools.reduce(getattr, path, config.get_text_config()), last, value)
+    return config
 
 
 def refuse_by_config(name: str) -> None:

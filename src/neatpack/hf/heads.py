@@ -121,9 +121,8 @@ def refuse_several_models(name: str, config: Any) -> None:
 
 
 def _is_model(section: Any) -> bool:
-    """Is a declared section of a config that of a model with layers of its own (rather than options of one)?"""
-    names = ("num_hidden_layers", "encoder_layers", "num_layers", "depth")
-    return section.__name__ == "AutoConfig" or any(hasattr(section, name) for name in names)
+    """Is a declared section of a config that of a model of its own (rather than options of one)?"""
+    return section.__name__ == "AutoConfig" or bool(getattr(section, "model_type", ""))
 
 
 def _class_names(mapping: Any) -> set[str]:
