@@ -295,3 +295,10 @@ def test_an_axis_that_expand_repeats_is_looked_at_once(shape):
     tracemalloc.stop()
     assert params.cu_seqlens.tolist() == list(range(0, 2**24 + 1, 2**12))
     assert peak < 2**20  # one byte a token would be 2**24
+
+
+def test_metadata_is_equal_to_itself_only():
+    params, twin = (packed_seq_params_from_doc_ids(torch.tensor(WORKED_EXAMPLE)) for _ in range(2))
+    assert params == params
+    assert params != twin
+    assert len({params, twin}) == 2

@@ -232,3 +232,17 @@ def test_a_token_column_that_does_not_fit_is_refused_with_its_row(column, messag
     rows = [{**ROWS[0], "advantages": [1.0] * 5}, {**ROWS[1], **column}]
     with pytest.raises(MetadataError, match=message):
         PackedCollator(token_columns=["advantages"])(rows)
+
+
+def test_a_batch_of_empty_rows_has_no_documents_and_empty_document_columns():
+    row = {"input_ids": [], "seq_lengths": [], "group_ids": []}
+    batch = PackedCollator(row_length=4, document_columns=["group_ids"])([row, row])
+    assert batch["group_ids"].shape == (0,)
+    assert batch["group_ids"].dtype == torch.int64
+    assert batch["cu_seq_lens_q"].tolist() == [0, 4, 8]
+    assert (batch["labels"] == -100).all()
+
+
+def test_a_collator_cannot_be_changed_once_workers_have_it():
+    with pytest.raises(AttributeError, match="cannot assign"):
+        PackedCollator().row_length = 8
