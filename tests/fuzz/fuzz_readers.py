@@ -236,9 +236,15 @@ def main() -> int:
 
 
 def hunt(minutes: float, first: int, corpus: Path) -> int:
-    """Run batches until the time is up; print what came out, finds once each."""
+    """Run batches until the time is up; print each kind of find when it is found, and in the end what came of all trials."""
     results: Counter[str] = Counter()
-    finds: dict[str, int] = {}
+    finds: set[str] = set()
+
+    def found(number: int, story: str) -> None:
+        if story not in finds:
+            finds.add(story)
+            print(f"--- trial {number}\n{story}\n", flush=True)
+
     end = time.monotonic() + 60 * minutes
     while time.monotonic() < end:
         command = [sys.executable, __file__, "--child", str(first), str(BATCH), str(corpus)]
@@ -250,22 +256,15 @@ def hunt(minutes: float, first: int, corpus: Path) -> int:
         lines = out.splitlines()
         for line in lines:
             number, _, text = line.partition(" ")
-            if not text:
-                continue
-            result = json.loads(text)
-            results[result if "\n" not in result else "find"] += 1
+            result = json.loads(text) if text else ""
             if "\n" in result or " " in result:
-                finds.setdefault("\n".join(result.splitlines()[-6:]), int(number))
+                found(int(number), "\n".join(result.splitlines()[-6:]))
+            results["find" if "\n" in result else result or "crash"] += 1
+        last = int(lines[-1].split()[0]) if lines else first
         if code != 0:
-            last = int(lines[-1].split()[0]) if lines else first
-            finds.setdefault(f"exit code {code}: {story[-1500:]}", last)
-            results["crash"] += 1
-            first = last + 1
-            continue
-        first += BATCH
-    print(f"{sum(results.values())} trials: {dict(results.most_common())}")
-    for story, number in finds.items():
-        print(f"\n--- trial {number}\n{story}")
+            found(last, f"exit code {code}: {story[:1500]}")
+        first = last + 1
+    print(f"{sum(results.values())} trials: {dict(results.most_common())}", flush=True)
     return 1 if finds else 0
 
 
