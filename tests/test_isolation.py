@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import neatpack.hf
-from neatpack import check_isolation
+from neatpack import PackedCollator, check_isolation
 from neatpack.errors import ContractError, MetadataError
 from neatpack.packed_seq import packed_seq_params_from_doc_ids
 from tiny_models import DENSE, DOC_IDS, MIXTURES, packed_batch, tiny_model
@@ -188,6 +188,8 @@ def test_numbers_that_are_not_finite_count_as_infinite():
     assert not report.isolated
     assert report.max_difference == float("inf")
     assert json.loads(json.dumps(report.to_dict(), allow_nan=False))["max_difference"] == "inf"
+    assert "logits are not finite (NaN)" in str(report)
+    assert "repeat itself" not in str(report)
 
 
 def test_masked_vocabulary_entries_do_not_widen_the_tolerance():
@@ -292,3 +294,17 @@ class Plain(torch.nn.Module):
 def test_a_module_that_takes_tokens_only_is_called_with_them_and_found_leaking(wrap):
     report = check_isolation(Plain(wrap), packed_batch())
     assert report.verdict == "leaking"
+
+
+@pytest.mark.parametrize("align", [4, 8])
+def test_documents_in_aligned_slots_are_isolated_with_padding_between_them(align):
+    rng = np.random.default_rng(0)
+    rows = [{"input_ids": rng.integers(0, 128, sum(lengths)), "seq_lengths": lengths} for lengths in ([5, 2, 7], [3, 9])]
+    batch = PackedCollator(align=align, return_doc_ids=True)(rows)
+    report = check_isolation(tiny_model("llama"), batch)
+    assert [document.start for document in report.documents[:3]] == ([0, 8, 12] if align == 4 else [0, 8, 16])
+    assert report.isolated, str(report)
+    batch["cu_seq_lens_q"] = batch["cu_seq_lens_k"] = torch.tensor([0, *[batch["input_ids"].numel() // 2] * 2]).cumsum(0).int()
+    batch["max_length_q"] = batch["max_length_k"] = batch["input_ids"].shape[1]
+    batch["position_ids"] = torch.arange(batch["input_ids"].shape[1]).expand(2, -1)
+    assert check_isolation(tiny_model("llama"), batch).verdict == "leaking"  # the twin: one segment a row

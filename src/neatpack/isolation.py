@@ -180,6 +180,10 @@ class IsolationReport:
         return f"document {leak.source} ({self.documents[leak.source]}) moves {target} by {leak.size:.2g}"
 
     def _advice(self) -> list[str]:
+        if self.verdict == "inconclusive" and math.isinf(self.noise):
+            return [
+                "  logits are not finite (NaN): look for a fully masked row, an overflow in half precision or broken weights"
+            ]
         if self.verdict == "inconclusive" and self.noise > self.tolerance:
             return ["  the model does not repeat itself: turn off what is random in eval mode"]
         if self.verdict == "inconclusive":

@@ -246,3 +246,83 @@ def test_a_batch_of_empty_rows_has_no_documents_and_empty_document_columns():
 def test_a_collator_cannot_be_changed_once_workers_have_it():
     with pytest.raises(AttributeError, match="cannot assign"):
         PackedCollator().row_length = 8
+
+
+def test_align_gives_every_document_a_slot_of_its_own():
+    batch = PackedCollator(pad_token_id=9, align=4, return_doc_ids=True)(ROWS)
+    assert batch["input_ids"].tolist() == [
+        [11, 12, 9, 9, 21, 22, 23, 9, 9, 9, 9, 9],
+        [31, 9, 9, 9, 41, 42, 9, 9, 51, 52, 53, 9],
+    ]
+    assert batch["doc_ids"].tolist() == [[1, 1, 0, 0, 2, 2, 2, 0, 0, 0, 0, 0], [1, 0, 0, 0, 2, 2, 0, 0, 3, 3, 3, 0]]
+    assert batch["labels"][0].tolist() == [-100, 12, -100, -100, -100, 22, 23, *[-100] * 5]
+    assert batch["position_ids"][1].tolist() == [0, 0, 1, 2, 0, 1, 0, 1, 0, 1, 2, 0]
+    assert batch["cu_seq_lens_q"].tolist() == [0, 2, 4, 7, 12, 13, 16, 18, 20, 23, 24]
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("align", [2, 3, 8])
+def test_align_starts_every_document_at_a_multiple_and_loses_none(seed, align):
+    rows = random_rows(seed)
+    batch = PackedCollator(align=align, return_doc_ids=True, token_columns=["turn"])(
+        [{**row, "turn": list(range(len(row["input_ids"])))} for row in rows]
+    )
+    for row, ids, doc_ids, turn in zip(rows, batch["input_ids"], batch["doc_ids"], batch["turn"], strict=True):
+        assert ids[doc_ids != 0].tolist() == row["input_ids"]
+        assert turn[doc_ids != 0].tolist() == list(range(len(row["input_ids"])))
+        starts = [int((doc_ids == number).nonzero()[0]) for number in range(1, len(row["seq_lengths"]) + 1)]
+        assert all(start % align == 0 for start in starts)
+
+
+def test_align_takes_lengths_of_unsigned_types_and_refuses_negative_ones():
+    narrow = [{**row, "seq_lengths": np.array(row["seq_lengths"], np.uint8)} for row in ROWS]
+    assert torch.equal(PackedCollator(align=3)(narrow)["input_ids"], PackedCollator(align=3)(ROWS)["input_ids"])
+    with pytest.raises(MetadataError, match="a document has at least one token"):
+        PackedCollator(align=4)([{"input_ids": [1, 2], "seq_lengths": [3, -1]}])
+
+
+def test_align_of_one_is_the_batch_without_it():
+    expected, batch = PackedCollator()(ROWS), PackedCollator(align=1)(ROWS)
+    assert all(torch.equal(batch[key], expected[key]) for key in ("input_ids", "labels", "position_ids", "cu_seq_lens_q"))
+
+
+def test_slots_that_do_not_fit_the_row_are_refused_with_the_plan_that_would():
+    with pytest.raises(MetadataError, match=r"row 1 .* 12 tokens in slots of 4, more than row_length=8.*align=4"):
+        PackedCollator(align=4, row_length=8)(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pad_token_id": None}, "pad_token_id must be a token id of zero or more, got None.*eos_token_id"),
+        ({"pad_token_id": -1}, "pad_token_id must be a token id of zero or more, got -1"),
+        ({"pad_token_id": True}, "got True"),
+        ({"pad_to_multiple_of": -4}, "pad_to_multiple_of must be a whole number of 1 or more, got -4"),
+        ({"pad_to_multiple_of": 8.0}, r"got 8\.0"),
+        ({"pad_to_multiple_of": 0}, "got 0"),
+        ({"row_length": 0}, "row_length must be a whole number of 1 or more"),
+        ({"align": 0}, "align must be"),
+        ({"position_start": -1}, "position_start must be a whole number of 0 or more"),
+        ({"mask_builder": "causal"}, "mask_builder must be a function"),
+        ({"token_columns": "advantages"}, r"must be a list of column names.*Pass \['advantages'\]"),
+        ({"token_columns": ["a"], "document_columns": ["a"]}, "'a' is in token_columns and in document_columns"),
+        ({"token_columns": ["position_ids"]}, "the collator makes itself"),
+        ({"ignore_columns": ["labels"]}, "reads by itself"),
+    ],
+)
+def test_an_option_that_no_batch_can_honour_is_refused_when_the_collator_is_built(options, message):
+    with pytest.raises(MetadataError, match=message):
+        PackedCollator(**options)
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([5, -1], r"input_ids\[1\] is -1; a token id is zero or more"),
+        ([True, False], "input_ids must be a flat list of integers"),
+        (np.array([5, 2**63], np.uint64), "input_ids holds 9223372036854775808, more than int64"),
+    ],
+)
+def test_token_ids_that_no_vocabulary_has_are_refused_not_wrapped(ids, message):
+    with pytest.raises(MetadataError, match=message):
+        PackedCollator()([{"input_ids": ids, "seq_lengths": [2]}])

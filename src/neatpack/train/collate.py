@@ -5,7 +5,7 @@ loss mask. The collator pads rows to one length, rebuilds the document map from 
 else from that map: positions that restart at every document, flash-attention offsets, labels. It sends **no**
 `attention_mask`: in transformers a mask overrides the offsets without a word, and the detection of packing from
 positions works only without one. (Models that honour nothing else get one: `mask_builder`.) Padding is one run at the end
-of a row, never a document a pad.
+of a row (with `align`, of each document's slot too), never a document a pad.
 
 Labels are aligned with `input_ids` (the model shifts), and the first label of every document is -100, so that the
 model's shift never asks the last token of one document to predict the first token of the next.
@@ -15,20 +15,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from neatpack.convert.doc_map import doc_ids_from_seq_lengths, position_ids_from_doc_ids
-from neatpack.errors import MetadataError, MetadataTypeError
+from neatpack.errors import MetadataError
 from neatpack.packed_seq import PackedSeqParams, packed_seq_params_from_doc_ids, to_flash_attention_kwargs
+from neatpack.train.collate_options import check_options
 from neatpack.train.labels import IGNORE_INDEX, shift_within_documents
-
-MASK_COLUMNS = ("loss_mask", "completion_mask", "assistant_masks")
-"""Columns of 0 and 1, one a token; a 0 takes the token out of the loss."""
-
-_COLUMNS = ("input_ids", "seq_lengths", "labels", *MASK_COLUMNS)
+from neatpack.train.row_columns import (
+    KNOWN_COLUMNS,
+    aligned_labels,
+    document_column,
+    document_lengths,
+    token_column,
+    token_ids,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +43,8 @@ class PackedCollator:
         pad_token_id: the id in padded slots; it is never attended to by a document and never counted by the loss.
         row_length: pad every row to this many tokens; None pads to the longest row of the batch.
         pad_to_multiple_of: round the padded length up to a multiple of this (tensor cores, context parallelism).
+        align: give every document a slot of a multiple of this many tokens, padded at its end, as `plan_rows(align=...)`
+            reckons with: context parallelism by document and fp8 need it. 1 lays documents side by side.
         position_start: the first position of every document; `padding_idx + 1` for models that count from there (the RoBERTa
             family), which degrade silently on positions from 0.
         return_doc_ids: add the document map `doc_ids [B, S] int64` to the batch.
@@ -72,6 +78,7 @@ class PackedCollator:
     pad_token_id: int = 0
     row_length: int | None = None
     pad_to_multiple_of: int | None = None
+    align: int = 1
     position_start: int = 0
     return_doc_ids: bool = False
     return_params: bool = False
@@ -81,20 +88,26 @@ class PackedCollator:
     ignore_columns: Collection[str] = ()
     mask_builder: Callable[[PackedSeqParams], Any] | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse options that no batch could honour, before a worker meets them."""
+        check_options(self)
+
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Collate `rows` into one batch; see the class."""
         if not rows:
             raise MetadataError("the collator got no rows: a batch needs at least one. Check the sampler or drop_last.")
         for index, row in enumerate(rows):
             self._check_columns(index, row)
-        ids = [_column(i, row, "input_ids") for i, row in enumerate(rows)]
-        length = self._padded_length(ids)
-        doc_ids = doc_ids_from_seq_lengths([_seq_lengths(i, row, len(ids[i])) for i, row in enumerate(rows)], length)
+        ids = [token_ids(i, row) for i, row in enumerate(rows)]
+        lengths = [document_lengths(i, row, len(ids[i])) for i, row in enumerate(rows)]
+        dense = doc_ids_from_seq_lengths(lengths).numpy()
+        layout = self._layout(lengths)
+        doc_ids = _pad([row[: len(tokens)] for row, tokens in zip(dense, ids, strict=True)], layout, 0)
         params = packed_seq_params_from_doc_ids(doc_ids)
-        labels = _pad([_labels(i, row, ids[i]) for i, row in enumerate(rows)], length, IGNORE_INDEX)
+        labels = _pad([aligned_labels(i, row, ids[i]) for i, row in enumerate(rows)], layout, IGNORE_INDEX)
         labels.view(-1)[params.cu_seqlens[:-1].long()] = IGNORE_INDEX
         batch: dict[str, Any] = {
-            "input_ids": _pad(ids, length, self.pad_token_id),
+            "input_ids": _pad(ids, layout, self.pad_token_id),
             "labels": labels,
             "position_ids": position_ids_from_doc_ids(doc_ids, self.position_start),
             **to_flash_attention_kwargs(params),
@@ -109,9 +122,11 @@ class PackedCollator:
         if self.return_shift_labels:
             batch["shift_labels"] = shift_within_documents(labels, params)
         for name in self.token_columns:
-            batch[name] = _token_column(rows, name, length)
+            columns = token_column(rows, name)
+            real = any(len(column) and column.dtype.kind == "f" for column in columns)
+            batch[name] = _pad(columns, layout, 0, np.float32 if real else np.int64)
         for name in self.document_columns:
-            batch[name] = _document_column(rows, name)
+            batch[name] = torch.from_numpy(document_column(rows, name))
         return batch
 
     def _check_columns(self, index: int, row: Mapping[str, Any]) -> None:
@@ -123,7 +138,7 @@ class PackedCollator:
                 "A Trainer drops the column unless TrainingArguments(remove_unused_columns=False); rows that hold one "
                 "document each say so with seq_lengths=[len(input_ids)]."
             )
-        known = {*_COLUMNS, *self.token_columns, *self.document_columns, *self.ignore_columns}
+        known = {*KNOWN_COLUMNS, *self.token_columns, *self.document_columns, *self.ignore_columns}
         unknown = [name for name in row if name not in known]
         if unknown:
             raise MetadataError(
@@ -132,96 +147,46 @@ class PackedCollator:
                 "token_columns=... carries what has one number a token, document_columns=... what has one a document."
             )
 
-    def _padded_length(self, ids: list[np.ndarray]) -> int:
-        longest = max(len(row) for row in ids)
+    def _layout(self, lengths: list[np.ndarray]) -> _Layout:
+        """Where the tokens of each row go, and the length that all rows are padded to."""
+        widths = [int(_slots(row, self.align).sum()) for row in lengths]
+        longest = max(widths)
         length = longest if self.row_length is None else self.row_length
         if longest > length:
-            index = next(i for i, row in enumerate(ids) if len(row) > length)
+            index = next(i for i, width in enumerate(widths) if width > length)
+            slots, way = (f" in slots of {self.align}", f" and align={self.align}") if self.align > 1 else ("", "")
             raise MetadataError(
-                f"row {index} of the batch has {len(ids[index])} tokens, more than row_length={length}. "
-                "Pack with that capacity (seq_len), or raise row_length."
+                f"row {index} of the batch has {widths[index]} tokens{slots}, more than row_length={length}. "
+                f"Pack with that capacity (seq_len){way}, or raise row_length."
             )
         multiple = self.pad_to_multiple_of or 1
-        return -(-length // multiple) * multiple
+        return _Layout(-(-length // multiple) * multiple, [_places(row, self.align) for row in lengths])
 
 
-def _column(index: int, row: Mapping[str, Any], name: str) -> np.ndarray:
-    """A row's column as a 1-D NumPy array of integers, copying only what is no array or tensor yet."""
-    array = np.asarray(row[name])
-    if not array.size and array.ndim == 1:
-        return np.empty(0, np.int64)
-    if array.ndim != 1 or array.dtype.kind not in "iub":
-        raise MetadataTypeError(
-            f"row {index} of the batch: {name} must be a flat list of integers, got shape {array.shape} of {array.dtype}."
-        )
-    return array
+class _Layout(NamedTuple):
+    """Every row's length, and for each row the places of its tokens."""
+
+    length: int
+    places: list[np.ndarray | slice]
 
 
-def _seq_lengths(index: int, row: Mapping[str, Any], tokens: int) -> np.ndarray:
-    lengths = _column(index, row, "seq_lengths")
-    total = int(lengths.sum())
-    if total != tokens:
-        raise MetadataError(
-            f"row {index} of the batch: seq_lengths add up to {total}, but input_ids has {tokens} tokens. "
-            "They must be packed together; was the row padded or truncated after packing?"
-        )
-    return lengths
+def _places(lengths: np.ndarray, align: int) -> np.ndarray | slice:
+    """Where in its padded row each token of a row goes: one after the other, or every document to a slot of its own."""
+    if align == 1:
+        return slice(0, int(lengths.sum()))
+    shift = _slots(lengths, align) - lengths
+    places: np.ndarray = np.arange(lengths.sum()) + np.repeat(np.cumsum(shift) - shift, lengths)
+    return places
 
 
-def _labels(index: int, row: Mapping[str, Any], ids: np.ndarray) -> np.ndarray:
-    """The row's labels, aligned with `ids`: its own or the ids themselves, less what a mask takes out."""
-    labels = (ids if row.get("labels") is None else _column(index, row, "labels")).astype(np.int64)
-    masks = {name: _column(index, row, name) for name in MASK_COLUMNS if row.get(name) is not None}
-    for name, column in {"labels": labels, **masks}.items():
-        if len(column) != len(ids):
-            raise MetadataError(
-                f"row {index} of the batch: {name} has {len(column)} entries, but input_ids has {len(ids)} tokens; "
-                "they are aligned one to one (labels are not shifted: the model shifts)."
-            )
-    for mask in masks.values():
-        labels[mask == 0] = IGNORE_INDEX
-    return labels
+def _slots(lengths: np.ndarray, align: int) -> np.ndarray:
+    """Tokens of its row that each document takes."""
+    return -(-lengths // align) * align
 
 
-def _token_column(rows: Sequence[Mapping[str, Any]], name: str, length: int) -> torch.Tensor:
-    """One number a token, `[B, length] int64` or `float32`, 0 on the padding."""
-    columns = []
-    for index, row in enumerate(rows):
-        if row.get(name) is None:
-            raise MetadataError(f"row {index} of the batch has no {name}, which token_columns asks for; it has {sorted(row)}.")
-        values, tokens = np.asarray(row[name]), len(row["input_ids"])
-        if values.shape != (tokens,) or (tokens and values.dtype.kind not in "iubf"):
-            raise MetadataError(
-                f"row {index} of the batch: {name} must be one number a token, {tokens} in all, got shape {values.shape} of "
-                f"{values.dtype}."
-            )
-        columns.append(values)
-    real = any(len(column) and column.dtype.kind == "f" for column in columns)
-    return _pad(columns, length, 0, np.float32 if real else np.int64)
-
-
-def _document_column(rows: Sequence[Mapping[str, Any]], name: str) -> torch.Tensor:
-    """One number a document, `[num_docs] int64` or `float32`, row after row."""
-    parts = []
-    for index, row in enumerate(rows):
-        if row.get(name) is None:
-            raise MetadataError(
-                f"row {index} of the batch has no {name}, which document_columns asks for; it has {sorted(row)}."
-            )
-        values, documents = np.asarray(row[name]), len(row["seq_lengths"])
-        if values.shape != (documents,) or values.dtype.kind not in "iubf":
-            raise MetadataError(
-                f"row {index} of the batch: {name} must be one number a document, {documents} in all, got shape "
-                f"{values.shape} of {values.dtype}."
-            )
-        parts += [values] if documents else []  # an empty list has no dtype to go by
-    column = np.concatenate(parts) if parts else np.empty(0, np.int64)
-    return torch.from_numpy(column.astype(np.float32 if column.dtype.kind == "f" else np.int64))
-
-
-def _pad(columns: list[np.ndarray], length: int, fill: int, dtype: type[np.generic] = np.int64) -> torch.Tensor:
-    """Rows of different lengths as `[B, length]`, filled at the end."""
-    padded = np.full((len(columns), length), fill, dtype)
-    for row, column in zip(padded, columns, strict=True):
-        row[: len(column)] = column
+def _pad(columns: list[np.ndarray], layout: _Layout, fill: int, dtype: type[np.generic] = np.int64) -> torch.Tensor:
+    """One number a token as `[B, S]`, with `fill` wherever no document is."""
+    padded = np.full((len(columns), layout.length), fill, dtype)
+    for row, column, places in zip(padded, columns, layout.places, strict=True):
+        row[places] = column
     return torch.from_numpy(padded)

@@ -1,0 +1,84 @@
+"""Checks of the collator's options, made when it is built: a data-loader worker is a bad place to learn of a typo."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeGuard
+
+import numpy as np
+
+from neatpack.errors import MetadataError
+from neatpack.train.row_columns import KNOWN_COLUMNS
+
+if TYPE_CHECKING:
+    from neatpack.train.collate import PackedCollator
+
+_MADE = (
+    "position_ids",
+    "attention_mask",
+    "cu_seq_lens_q",
+    "cu_seq_lens_k",
+    "max_length_q",
+    "max_length_k",
+    "use_cache",
+    "doc_ids",
+    "packed_seq_params",
+    "shift_labels",
+)
+"""Keys of a batch that the collator makes itself."""
+
+
+def check_options(collator: PackedCollator) -> None:
+    """Refuse options that no batch could honour.
+
+    Raises:
+        MetadataError: names the option, what it got and what it takes.
+    """
+    _check_pad_token_id(collator.pad_token_id)
+    _check_number("position_start", collator.position_start, least=0)
+    _check_number("align", collator.align, least=1)
+    for name in ("row_length", "pad_to_multiple_of"):
+        if getattr(collator, name) is not None:
+            _check_number(name, getattr(collator, name), least=1)
+    if collator.mask_builder is not None and not callable(collator.mask_builder):
+        raise MetadataError(
+            f"mask_builder must be a function of PackedSeqParams or None, got {collator.mask_builder!r}. "
+            "neatpack.hf.collator_for(model) knows which one a model needs."
+        )
+    _check_columns(collator)
+
+
+def _check_pad_token_id(value: object) -> None:
+    if not _is_integer(value) or value < 0:
+        raise MetadataError(
+            f"pad_token_id must be a token id of zero or more, got {value!r}. Where the tokenizer has no padding token, pass "
+            "its eos_token_id or 0: padded slots are never attended to by a document and never counted."
+        )
+
+
+def _check_number(name: str, value: object, least: int) -> None:
+    if not _is_integer(value) or value < least:
+        raise MetadataError(f"{name} must be a whole number of {least} or more, got {value!r}.")
+
+
+def _is_integer(value: object) -> TypeGuard[int]:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _check_columns(collator: PackedCollator) -> None:
+    """Each column named once, in a list, and none that has a meaning already."""
+    options: dict[str, str] = {}
+    for option in ("token_columns", "document_columns", "ignore_columns"):
+        names = getattr(collator, option)
+        if isinstance(names, str):
+            raise MetadataError(f"{option} must be a list of column names, got the text {names!r}. Pass [{names!r}].")
+        for name in names:
+            if name in options:
+                raise MetadataError(f"column {name!r} is in {options[name]} and in {option}; it can be one of them.")
+            options[name] = option
+            if name in KNOWN_COLUMNS:
+                raise MetadataError(
+                    f"{option} names {name!r}, which the collator reads by itself. Leave it out; to train without the column, "
+                    "remove it from the rows."
+                )
+            if name in _MADE and option != "ignore_columns":
+                raise MetadataError(f"{option} names {name!r}, which the collator makes itself. Rename the rows' column.")
