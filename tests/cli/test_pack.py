@@ -8,9 +8,11 @@ import subprocess
 import sys
 
 import pytest
+from datasets import load_from_disk
 from rich.console import Console
 from typer.testing import CliRunner
 
+import neatpack
 from neatpack.cli import app
 from neatpack.cli.pack import print_summary
 from neatpack.data import pack
@@ -134,3 +136,21 @@ def test_units_and_engine_are_chosen_from_the_shell(corpus, tmp_path, monkeypatc
     monkeypatch.setitem(sys.modules, "ray", None)
     result = runner.invoke(app, [*arguments, "--out", str(tmp_path / "ray"), "--engine", "ray", "--ray-address", "auto"])
     assert "pip install 'neatpack[ray]'" in str(result.exception)
+
+
+def test_the_collator_that_the_summary_prints_takes_the_rows(tmp_path):
+    """The printed line is run as it stands: with the further columns of the rows, and all batches of one shape."""
+    (tmp_path / "a.jsonl").write_text(
+        '{"input_ids": [5, 6, 7], "labels": [-100, 6, 7], "weight": [1, 2, 3], "topic": 4}\n'
+        '{"input_ids": [8, 9], "labels": [8, 9], "weight": [4, 5], "topic": 6}\n'
+    )
+    options = ["--token-columns", "weight", "--document-columns", "topic"]
+    result = runner.invoke(app, ["pack", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "out"), "--seq-len", "8", *options])
+    assert result.exit_code == 0, result.output
+    assert re.search(r"labels[ │]+stored", result.output), result.output
+    call = re.search(r"collate_fn=(neatpack\.PackedCollator\(.*\))\)", result.output)
+    assert call, result.output
+    (row,) = load_from_disk(str(tmp_path / "out"))
+    batch = eval(call[1], {"neatpack": neatpack})([row])
+    assert batch["input_ids"].shape == batch["weight"].shape == (1, 8)
+    assert sorted(batch["topic"].tolist()) == [4, 6]

@@ -6,7 +6,7 @@ import json
 import sys
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -85,7 +85,8 @@ def pack(
         typer.Option(help="Read only these files of folders, by pattern; may be repeated.", show_default=False),
     ] = None,
     strategy: Annotated[
-        Strategy, typer.Option(help="best_fit: fewest rows; in_order: next-fit; wrapped: one stream, cut into full rows.")
+        Strategy,
+        typer.Option(help="best_fit: fewest rows; in_order: next-fit; wrapped: one stream cut into full rows, documents too."),
     ] = Strategy.best_fit,
     overflow: Annotated[Overflow, typer.Option(help="What becomes of a document longer than a row.")] = Overflow.error,
     seed: Annotated[int, typer.Option(min=0, help="Shuffles the rows, reproducibly.")] = 0,
@@ -182,8 +183,20 @@ def print_summary(summary: PackSummary, console: Console) -> None:
     load = f"load_from_disk({summary.out!r})"
     if summary.file_format == "parquet":
         load = f'load_dataset("parquet", data_files="{summary.out}/*.parquet", split="train")'
-    console.print(f"Next: rows = datasets.{load}", highlight=False, markup=False, soft_wrap=True)
-    console.print("      loader = DataLoader(rows, collate_fn=neatpack.PackedCollator())", highlight=False, markup=False)
+    plain: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
+    console.print(f"Next: rows = datasets.{load}", **plain)
+    console.print(f"      loader = DataLoader(rows, batch_size=8, collate_fn={collator_call(summary)})", **plain)
+
+
+def collator_call(summary: PackSummary) -> str:
+    """The collator that takes these rows, as Python: one length for all, and further columns named."""
+    options = [f"row_length={summary.seq_len}"]
+    options += [
+        f"{option}={list(names)!r}"
+        for option, names in (("token_columns", summary.token_columns), ("document_columns", summary.document_columns))
+        if names
+    ]
+    return f"neatpack.PackedCollator({', '.join(options)})"
 
 
 def summary_lines(summary: PackSummary) -> list[tuple[str, str, str]]:
@@ -215,6 +228,8 @@ def summary_lines(summary: PackSummary) -> list[tuple[str, str, str]]:
         lines.append(("ignored files", f"{total:,}", ", ".join(f"{count} x {suffix}" for suffix, count in shown)))
     if summary.labels_repeat_ids:
         lines.append(("labels", "not stored", "they repeat the ids, as collators assume where there are none"))
+    if "labels" in summary.columns:
+        lines.append(("labels", "stored", "as the source has them, aligned with input_ids"))
     if summary.ignored_columns:
         lines.append(("columns left out", str(len(summary.ignored_columns)), ", ".join(summary.ignored_columns)))
     return lines

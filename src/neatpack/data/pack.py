@@ -59,6 +59,7 @@ class PackSummary:
         seconds: wall time.
         labels_repeat_ids: whether the source has labels that all repeat the ids, and are not stored for that.
         file_format: of the shards.
+        token_columns: further columns carried with a number a token, and `document_columns` those with a value a document.
         resumed: whether an interrupted run had left work to go on with.
     """
 
@@ -79,6 +80,8 @@ class PackSummary:
     resumed: bool = False
     labels_repeat_ids: bool = False
     file_format: str = "arrow"
+    token_columns: tuple[str, ...] = ()
+    document_columns: tuple[str, ...] = ()
 
     @property
     def efficiency(self) -> float:
@@ -271,6 +274,8 @@ def _summarize(
         ignored_files=found.ignored,
         ignored_columns=tuple(dict.fromkeys(name for part in parts for name in part.ignored_columns)),
         columns=("input_ids", "seq_lengths", *labels, *options.token_columns, *options.document_columns),
+        token_columns=options.token_columns,
+        document_columns=options.document_columns,
         dtype=max((np.dtype(part.dtype) for part in parts if part.documents), key=lambda kind: kind.itemsize).name,
         seconds=time.perf_counter() - started,
         labels_repeat_ids=not labels and any(part.labelled for part in parts),
