@@ -112,8 +112,8 @@ def _writer(path: Path, sink: pa.NativeFile, schema: pa.Schema) -> Any:
     return pq.ParquetWriter(sink, schema, compression="zstd", use_dictionary=False)
 
 
-def read_batches(path: Path) -> Iterator[pa.RecordBatch]:
-    """Record batches of a shard, in order."""
+def read_batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """Record batches of a shard, in order; only these columns need be decoded, None for all."""
     if path.suffix != ".parquet":
         with pa.memory_map(str(path)) as file:
             for batch in pa.ipc.open_stream(file):
@@ -124,7 +124,8 @@ def read_batches(path: Path) -> Iterator[pa.RecordBatch]:
 
     with pq.ParquetFile(path) as table:
         for group in range(table.num_row_groups):
-            yield from table.iter_batches(table.metadata.row_group(group).num_rows, row_groups=[group])
+            rows = table.metadata.row_group(group).num_rows
+            yield from table.iter_batches(rows, row_groups=[group], columns=columns)
 
 
 def write_dataset_files(folder: Path, schema: pa.Schema, shards: list[ShardRecord]) -> None:

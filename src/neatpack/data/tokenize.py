@@ -49,6 +49,9 @@ class Tokenizer(Protocol):
     def encode(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         """Ids `[T]` and lengths `[D] int64` of a `large_string` array without nulls, without the appended EOS."""
 
+    def decode(self, ids: np.ndarray) -> str:
+        """The text of ids `[n]`, special tokens by name: for reading, since not every id sequence is text."""
+
 
 def load_tokenizer(options: PackOptions) -> Tokenizer:
     """Load the tokenizer that the options name.
@@ -93,6 +96,12 @@ class BytesTokenizer:
         data, offsets = text_parts(texts)
         return data, np.diff(offsets)
 
+    def decode(self, ids: np.ndarray) -> str:
+        """See `Tokenizer.decode`; bytes that are no UTF-8 become U+FFFD."""
+        names = {BYTES_EOS: b"<eos>", BYTES_PAD: b"<pad>"}
+        parts = (bytes((id_,)) if id_ < BYTES_EOS else names.get(id_, b"<%d>" % id_) for id_ in ids.tolist())
+        return b"".join(parts).decode("utf-8", "replace")
+
 
 class FastTokenizer:
     """A tokenizer of the `tokenizers` package, without its truncation and padding: nothing may be lost or added."""
@@ -112,6 +121,11 @@ class FastTokenizer:
         encoded = iter(self._backend.encode_batch([text for text in strings if text]))
         return _flatten([next(encoded).ids if text else [] for text in strings])
 
+    def decode(self, ids: np.ndarray) -> str:
+        """See `Tokenizer.decode`."""
+        text: str = self._backend.decode(ids.tolist(), skip_special_tokens=False)
+        return text
+
 
 class SlowTokenizer:
     """A transformers tokenizer that is written in Python."""
@@ -130,6 +144,11 @@ class SlowTokenizer:
         return _flatten(
             [self._tokenizer(text, truncation=False, verbose=False)["input_ids"] if text else [] for text in strings]
         )
+
+    def decode(self, ids: np.ndarray) -> str:
+        """See `Tokenizer.decode`."""
+        text: str = self._tokenizer.decode(ids.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
 
 
 def _flatten(lists: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
