@@ -1,5 +1,7 @@
 """Parquet and Arrow files that lie: about their columns, their rows, and where their values are."""
 
+import hashlib
+import json
 import subprocess
 import sys
 
@@ -9,9 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from data.corpora import pieces
-from neatpack.data import pack
+from neatpack.audit import audit_data
+from neatpack.data import pack, verify
 from neatpack.data.dataset import PackedDataset
-from neatpack.errors import SourceError
+from neatpack.errors import SourceError, StoreError
 
 READERS = {"pack": lambda path, tmp: pack(path, tmp / "out", 8), "rows": lambda path, _: PackedDataset(path)}
 
@@ -19,6 +22,16 @@ READERS = {"pack": lambda path, tmp: pack(path, tmp / "out", 8), "rows": lambda 
 def write_stream(path, column):
     with pa.ipc.new_stream(str(path), pa.schema([("input_ids", column.type)])) as writer:
         writer.write_batch(pa.record_batch([column], names=["input_ids"]))
+    return path
+
+
+def write_table(path, table):
+    if path.suffix == ".parquet":
+        pq.write_table(table, path, store_schema=False)
+    else:
+        make = pa.ipc.new_file if path.name.endswith(".file.arrow") else pa.ipc.new_stream
+        with path.open("wb") as file, make(file, table.schema) as writer:
+            writer.write_table(table)
     return path
 
 
@@ -41,7 +54,7 @@ def test_offsets_that_lead_outside_are_refused_and_no_crash(tmp_path, reader, of
     path = lying(write_stream(tmp_path / "lying.arrow", pa.array([[1, 2], [3]])), [0, 2, 3], offsets)
     # In a process of its own: what is not refused may end it.
     code = (
-        "import sys, pathlib\nfrom test_hostile_tables import READERS\nfrom neatpack.errors import SourceError\n"
+        "import sys, pathlib\nfrom test_hostile_tables import READERS\nfrom neatpack.errors import SourceError, StoreError\n"
         "try:\n    READERS[sys.argv[1]](sys.argv[2], pathlib.Path(sys.argv[3]))\n"
         "except SourceError as error:\n    print('refused', error)\n"
     )
@@ -147,3 +160,47 @@ def test_files_that_end_early_are_refused(tmp_path, name, length, reader):
     (tmp_path / name).write_bytes(whole.read_bytes()[:length])
     with pytest.raises(SourceError, match=rf"{name}: |no usable|empty"):
         READERS[reader](tmp_path / name, tmp_path)
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("suffix", ["parquet", "arrow", "file.arrow"])
+def test_a_name_that_is_no_utf8_is_refused_and_told(tmp_path, reader, suffix):
+    """Found by the fuzzer: Arrow decodes names when they are looked at, and says so in an error of Python's own."""
+    table = pa.table({"input_ids": [[1, 2], [3]], "qqqqqq": [1, 2]})
+    path = write_table(tmp_path / f"x.{suffix}", table)
+    READERS[reader](path, tmp_path)  # the honest twin is read
+    path.write_bytes(path.read_bytes().replace(b"qqqqqq", b"qq\xff\xfeqq"))
+    with pytest.raises(SourceError, match=rf"x.{suffix}: not readable as (arrow|parquet) \(.*utf-8"):
+        READERS[reader](path, tmp_path / "again")
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow", "file.arrow"])
+def test_a_name_inside_a_struct_that_is_no_utf8_stops_nobody_who_does_not_read_it(tmp_path, suffix):
+    table = pa.table({"input_ids": [[1, 2], [3]], "odd": [{"qqqqqq": 1}, {"qqqqqq": 2}]})
+    path = write_table(tmp_path / f"x.{suffix}", table)
+    path.write_bytes(path.read_bytes().replace(b"qqqqqq", b"qq\xff\xfeqq"))
+    if suffix == "parquet":  # its reader makes the path of every column at once
+        with pytest.raises(SourceError, match=r"x.parquet: not readable as parquet .*utf-8"):
+            pack(path, tmp_path / "out", 8)
+    else:
+        assert pack(path, tmp_path / "out", 8).tokens == 3
+    with pytest.raises(SourceError, match=r"not readable as parquet .*utf-8|cannot carry: 'odd'"):
+        PackedDataset(path)
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "arrow"])
+def test_verify_refuses_a_whole_shard_with_a_name_that_is_no_utf8(tmp_path, file_format):
+    """A stranger's checksums fit what the stranger wrote."""
+    write_table(tmp_path / "ids.parquet", pa.table({"input_ids": [[1, 2], [3]], "qqqqqq": [1, 2]}))
+    out = tmp_path / "out"
+    pack(tmp_path / "ids.parquet", out, 8, file_format=file_format, document_columns=["qqqqqq"])
+    verify(out)
+    shard = out / f"data-00000.{file_format}"
+    shard.write_bytes(shard.read_bytes().replace(b"qqqqqq", b"qq\xff\xfeqq"))
+    manifest = json.loads((out / "manifest.json").read_text())
+    manifest["shards"][0]["sha256"] = hashlib.sha256(shard.read_bytes()).hexdigest()
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(StoreError, match=rf"{shard.name}: not readable as a shard of packed rows \(.*utf-8"):
+        verify(out)
+    with pytest.raises(StoreError, match=rf"{shard.name}: not readable as .*utf-8"):
+        audit_data(out)

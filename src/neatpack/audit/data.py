@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from neatpack.data.columns import list_parts
+from neatpack.data.columns import UNREADABLE, column_names, list_parts
 from neatpack.data.store import MANIFEST, read_batches
 from neatpack.data.verify import verify
 from neatpack.errors import SourceError, StoreError
@@ -170,9 +170,10 @@ def _batches(path: Path) -> Iterator[tuple[int, pa.RecordBatch]]:
     first = 0
     try:
         for batch in read_batches(path):
+            column_names(batch.schema)
             yield first, batch
             first += batch.num_rows
-    except pa.ArrowException as error:
+    except UNREADABLE as error:
         raise StoreError(f"{path}: not readable as Arrow stream or Parquet ({error}). Restore it, or pack again.") from error
 
 

@@ -16,6 +16,9 @@ from neatpack.data.records import ATTENTION_MASK, IDS, LABELS, MASKS, SEQ_LENGTH
 IGNORE_LABEL = -100
 """The label of a token that is not learned; the field's convention."""
 
+UNREADABLE = (OSError, pa.ArrowException, UnicodeDecodeError)
+"""What Arrow raises where a file is not what it should be; the last one where a name in its schema is no UTF-8."""
+
 _AS_BYTES = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
 
 
@@ -85,6 +88,16 @@ class Outline:
 def _types(tokens: Mapping[str, np.ndarray], values: Mapping[str, pa.Array]) -> dict[str, str]:
     of_tokens = {name: str(pa.from_numpy_dtype(column.dtype)) for name, column in tokens.items()}
     return {**of_tokens, **{name: str(column.type) for name, column in values.items()}}
+
+
+def column_names(schema: pa.Schema) -> list[str]:
+    """The columns of a file. Arrow decodes names when they are looked at, not when the file is opened.
+
+    Raises:
+        UnicodeDecodeError: a name that is no UTF-8.
+    """
+    names: list[str] = schema.names
+    return names
 
 
 def check_offsets(*arrays: pa.Array) -> None:

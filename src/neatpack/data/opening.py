@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from neatpack.data.columns import UNREADABLE, column_names
 from neatpack.data.flat import Column, NumberColumn, ValueColumn
 from neatpack.data.in_memory import Document, documents_of
 from neatpack.data.records import IDS
@@ -145,7 +146,8 @@ def _read_files(files: _Files) -> pa.Table:
     for path in files.paths:
         try:
             tables.append(_read_parquet(path) if files.format == "parquet" else _map_arrow(path))
-        except (OSError, pa.ArrowException) as error:
+            column_names(tables[-1].schema)
+        except UNREADABLE as error:
             raise SourceError(f"{path}: not readable as {files.format} ({error}). Write it anew.") from error
         if not tables[-1].schema.equals(tables[0].schema):
             raise SourceError(

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from neatpack.data.columns import check_offsets
+from neatpack.data.columns import UNREADABLE, check_offsets, column_names
 from neatpack.data.jsonl import read_jsonl
 from neatpack.data.records import Chunk, ColumnChoice, Layout, Places, Problems, choose_layout
 from neatpack.data.sources import Part
@@ -44,7 +44,7 @@ def read_part(part: Part, choice: ColumnChoice, problems: Problems) -> Iterator[
             yield from read_jsonl(part, choice, problems)
         else:
             yield from _read_table(part, choice)
-    except (OSError, pa.ArrowException) as error:
+    except UNREADABLE as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         problems.report(path, "unreadable file", f"not readable as {part.format} ({reason}).", cause=error)
     except SourceError as error:
@@ -66,7 +66,7 @@ def count_blocks(path: str, format_: str) -> int:
             with pq.ParquetFile(path) as file:
                 return max(1, int(file.metadata.num_row_groups))
         return max(1, sum(1 for _ in _arrow_batches(path)))
-    except (OSError, pa.ArrowException):
+    except UNREADABLE:
         return 1
 
 
@@ -118,7 +118,7 @@ def _layout(part: Part, path: str, batch: pa.RecordBatch, choice: ColumnChoice) 
 
 
 def _layout_of(schema: pa.Schema, choice: ColumnChoice, path: str) -> Layout:
-    names: list[str] = schema.names
+    names = column_names(schema)
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise SourceError(f"{path}: the column {twice[0]!r} is there more than once. Rename one of them.")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from neatpack.data.columns import list_parts
+from neatpack.data.columns import UNREADABLE, list_parts
 from neatpack.data.content import ContentHash
 from neatpack.data.documents import DocumentReader
 from neatpack.data.job import add_content
@@ -161,7 +161,7 @@ def _check_rows(path: Path, shard: dict[str, Any], options: dict[str, Any], cont
             labels = labels_of(batch, ids, offsets)
             content.add(ids, np.ones(len(ids), np.int64) if wrapped else pieces, labels)
             rows, tokens = rows + batch.num_rows, tokens + len(ids)
-    except (pa.ArrowException, KeyError) as error:
+    except (*UNREADABLE, KeyError) as error:
         raise StoreError(f"{path}: not readable as a shard of packed rows ({error}). Pack again.") from error
     _expect(path, "rows", rows, shard["rows"])
     _expect(path, "tokens", tokens, shard["tokens"])
