@@ -128,13 +128,15 @@ class PackedDataset:
         if not numbers.size:
             return []
         plan, table = self._plan, self._opened.table
-        firsts = plan.row_offsets[numbers]
-        counts = plan.row_offsets[numbers + 1] - firsts
+        firsts = plan.row_offsets.take(numbers)
+        counts = plan.row_offsets.take(numbers + 1) - firsts
         slice_ends = counts.cumsum()
-        slices = np.arange(slice_ends[-1]) + np.repeat(firsts - slice_ends + counts, counts)
-        documents = table.where(plan.doc[slices])
-        lengths = plan.length[slices].astype(np.int64)
-        starts = table.starts[documents] + plan.start[slices].astype(np.int64)
+        slices = (firsts - slice_ends + counts).repeat(counts)
+        slices += np.arange(len(slices))
+        documents, pieces = table.where(plan.doc.take(slices)), plan.length.take(slices)
+        lengths, starts = pieces.astype(np.int64), table.starts.take(documents).astype(np.int64, copy=False)
+        if plan.start.strides != (0,):
+            starts = starts + plan.start.take(slices)
         tokens = {name: column.take(starts, lengths) for name, column in self._tokens.items()}
         check_mask(tokens.pop(ATTENTION_MASK, None), f"one of the rows {', '.join(map(str, numbers[:5].tolist()))}")
         values = {name: column.take(documents) for name, column in self._values.items()}
@@ -142,7 +144,7 @@ class PackedDataset:
         found: list[Row] = [{} for _ in value_ends]
         for columns, ends in (
             (tokens, token_ends),
-            ({SEQ_LENGTHS: lengths.astype(np.int32)}, value_ends),
+            ({SEQ_LENGTHS: pieces}, value_ends),
             (values, value_ends),
         ):
             for name, column in columns.items():

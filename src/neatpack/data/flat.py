@@ -1,17 +1,17 @@
 """Values of many documents, one after the other, in the chunks they lie in: how tokens get into rows.
 
-Nothing is copied until a row asks for its slices. Then `bytearray.join` over memory views moves them in row order, a loop
-of memcpy that runs in C; an Arrow `take` or an index a token costs several times as much.
+Nothing is copied until a row asks for its slices; then they are copied in row order, see `slices`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import getitem
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+
+from neatpack.data.slices import SliceCopier
 
 
 class Column(Protocol):
@@ -38,21 +38,22 @@ class NumberColumn:
         kinds = {chunk.dtype for chunk in chunks if chunk.size} or {np.dtype(np.int64)}
         self.dtype = kinds.pop() if len(kinds) == 1 else np.result_type(*kinds)
         same = [np.ascontiguousarray(chunk, self.dtype) for chunk in chunks]
-        self._views: list[Any] = [chunk.view(np.uint8).data for chunk in same]
+        self._copier = SliceCopier(same)
         self._firsts = _firsts(same)
         self.size = int(self._firsts[-1])
 
     def take(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """See `Column.take`."""
         width = self.dtype.itemsize
-        if len(self._views) == 1:
-            begins = starts * width
-            parts = map(self._views[0].__getitem__, _slices(begins, begins + lengths * width))
-        else:
+        chunks, begins = None, starts
+        if len(self._firsts) > 2:
             chunks = _chunk_of(self._firsts, starts)
-            begins = (starts - self._firsts[chunks]) * width
-            parts = map(getitem, map(self._views.__getitem__, chunks.tolist()), _slices(begins, begins + lengths * width))
-        return np.frombuffer(bytearray().join(parts), self.dtype)
+            begins = starts - self._firsts[chunks]
+        return np.frombuffer(self._copier.copy(chunks, begins * width, lengths * width), self.dtype)
+
+    def whole(self) -> np.ndarray:
+        """All values, copied."""
+        return self.take(self._firsts[:-1], np.diff(self._firsts))
 
 
 class BitColumn:
@@ -129,7 +130,3 @@ def _firsts(chunks: Sequence[Any]) -> np.ndarray:
 def _chunk_of(firsts: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """The chunk that holds each position; of empty chunks, none does."""
     return np.searchsorted(firsts, positions, side="right") - 1
-
-
-def _slices(begins: np.ndarray, ends: np.ndarray) -> map[slice]:
-    return map(slice, begins.tolist(), ends.tolist())

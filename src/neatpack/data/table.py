@@ -240,8 +240,8 @@ def _concatenate(offsets: Sequence[np.ndarray]) -> np.ndarray:
 
 def _piece_starts(pieces: _Lists, token_starts: np.ndarray, where: str) -> np.ndarray:
     """Where the documents of packed rows begin, `[P+1]`."""
-    assert pieces.column is not None
-    lengths = pieces.column.take(pieces.starts[:-1].astype(np.int64), np.diff(pieces.starts)).astype(np.int64)
+    assert isinstance(pieces.column, NumberColumn)
+    lengths = pieces.column.whole().astype(np.int64)
     starts = np.concatenate(([0], np.cumsum(lengths)))
     wrong = starts[pieces.starts] != token_starts
     if wrong.any() or (lengths < 0).any():
