@@ -297,6 +297,63 @@ def test_an_axis_that_expand_repeats_is_looked_at_once(shape):
     assert peak < 2**20  # one byte a token would be 2**24
 
 
+@pytest.mark.parametrize("unique", [False, True])
+def test_a_billion_token_view_is_validated_without_a_look_at_every_token(unique):
+    for view in (torch.ones(1, 1).long().expand(1, 10**9), torch.tensor([[1], [2]]).expand(2, 10**9)):
+        tracemalloc.start()
+        validate_doc_ids(view, unique=unique)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 1_000_000
+    with pytest.raises(MetadataError, match=r"doc_ids\[1, 0\] is -1"):
+        validate_doc_ids(torch.tensor([[1], [-1]]).expand(2, 10**9))
+
+
+@pytest.mark.parametrize("unique", [False, True])
+def test_the_validator_looks_at_what_an_expanded_axis_does_not_repeat(unique):
+    row = torch.tensor([[1, 2, 1]]).expand(10**6, 3)
+    if unique:
+        with pytest.raises(MetadataError, match=r"doc_ids\[0, 2\]: document 1 comes back"):
+            validate_doc_ids(row, unique=True)
+    else:
+        validate_doc_ids(row)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch warns that these layouts are young
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda ids: ids.to_sparse(), r"got layout torch.sparse_coo. Use .to_dense\(\)"),
+        (lambda ids: ids.to_sparse_csr(), r"got layout torch.sparse_csr. Use .to_dense\(\)"),
+        (lambda ids: torch.nested.nested_tensor(list(ids)), r"got a nested tensor. Pad its rows with 0"),
+        (lambda ids: torch.nested.nested_tensor(list(ids), layout=torch.jagged), r"got a nested tensor. Pad its rows with 0"),
+        (lambda ids: ids.to("meta"), r"on the meta device .*no values.*Build it on the CPU"),
+    ],
+    ids=["coo", "csr", "nested", "jagged", "meta"],
+)
+def test_a_map_without_dense_values_is_one_clear_error(make, message):
+    ids = torch.tensor(WORKED_EXAMPLE)
+    for check in (packed_seq_params_from_doc_ids, validate_doc_ids):
+        with pytest.raises(MetadataTypeError, match=message):
+            check(make(ids))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_ways_out_of_maps_without_dense_values_lead_out():
+    ids = torch.tensor(WORKED_EXAMPLE)
+    ways = [ids.to_sparse().to_dense(), torch.nested.to_padded_tensor(torch.nested.nested_tensor(list(ids)), 0)]
+    ways.append(torch.nested.to_padded_tensor(torch.nested.nested_tensor([ids[0, :5], ids[1]], layout=torch.jagged), 0))
+    for way in ways:
+        assert offsets(way) == offsets(ids)
+
+
+def test_the_device_path_looks_at_an_expanded_axis_once():
+    row = torch.tensor([[1, 1, 2, 0]]).as_subclass(Elsewhere)
+    assert offsets(row.expand(3, 4)) == offsets([[1, 1, 2, 0]] * 3)
+    column = torch.tensor([[1], [0]]).as_subclass(Elsewhere)
+    assert offsets(column.expand(2, 3)) == [0, 3, 6]
+
+
 def test_metadata_is_equal_to_itself_only():
     params, twin = (packed_seq_params_from_doc_ids(torch.tensor(WORKED_EXAMPLE)) for _ in range(2))
     assert params == params

@@ -84,7 +84,7 @@ def packed_seq_params_from_doc_ids(doc_ids: torch.Tensor) -> PackedSeqParams:
 
     Raises:
         MetadataError: `doc_ids` is not 2-D (a ValueError).
-        MetadataTypeError: `doc_ids` is no integer tensor (a TypeError).
+        MetadataTypeError: `doc_ids` is no dense tensor of integers with values (a TypeError).
         MetadataOverflowError: `B * S` does not fit int32 offsets (an OverflowError); raised before anything is allocated.
 
     Example:
@@ -96,10 +96,7 @@ def packed_seq_params_from_doc_ids(doc_ids: torch.Tensor) -> PackedSeqParams:
     """
     _check_map(doc_ids)
     batch, length = doc_ids.shape
-    if doc_ids.device.type == "cpu" and type(doc_ids) is torch.Tensor:
-        starts = _segment_starts(doc_ids.numpy())
-    else:
-        starts = np.flatnonzero(_run_starts_on_device(doc_ids))
+    starts = _segment_starts(doc_ids)
     cu_seqlens = np.empty(len(starts) + 1, np.int32)
     cu_seqlens[:-1] = starts
     cu_seqlens[-1] = batch * length
@@ -141,14 +138,13 @@ def validate_doc_ids(doc_ids: torch.Tensor, *, unique: bool = False) -> None:
 
     Raises:
         MetadataError: not 2-D, a negative index, or (with `unique`) an index that reappears; names row and position.
-        MetadataTypeError: not an integer tensor.
+        MetadataTypeError: not a dense tensor of integers with values.
         MetadataOverflowError: too many tokens for int32 offsets.
     """
     _check_map(doc_ids)
-    ids = doc_ids.detach().cpu().numpy()
-    negative = np.argwhere(ids < 0)
-    if len(negative):
-        row, position = negative[0].tolist()
+    ids = _once(doc_ids).detach().cpu().numpy()
+    if int(ids.min(initial=0)) < 0:
+        row, position = np.argwhere(ids < 0)[0].tolist()
         raise MetadataError(
             f"doc_ids[{row}, {position}] is {ids[row, position]}: document indices are 1-based and 0 is padding. "
             "Use 0 for padding, not a negative sentinel."
@@ -176,6 +172,14 @@ def _check_map(doc_ids: torch.Tensor) -> None:
         raise MetadataTypeError(
             f"doc_ids must be a torch.Tensor of integers, got {type(doc_ids).__name__}. Use torch.as_tensor."
         )
+    if doc_ids.is_nested or doc_ids.layout != torch.strided:
+        kind = "a nested tensor" if doc_ids.is_nested else f"layout {doc_ids.layout}"
+        way_out = "Pad its rows with 0: torch.nested.to_padded_tensor(doc_ids, 0)." if doc_ids.is_nested else "Use .to_dense()."
+        raise MetadataTypeError(f"doc_ids must be a dense [batch, sequence] tensor, got {kind}. {way_out}")
+    if doc_ids.device.type == "meta":
+        raise MetadataTypeError(
+            "doc_ids is on the meta device and holds no values to find boundaries in. Build it on the CPU, where the batch is."
+        )
     if doc_ids.dim() != 2:
         raise MetadataError(
             f"doc_ids must be a 2D [batch, sequence] document map, got shape {tuple(doc_ids.shape)}. "
@@ -191,15 +195,20 @@ def _check_map(doc_ids: torch.Tensor) -> None:
         )
 
 
-def _segment_starts(ids: np.ndarray) -> np.ndarray:
+def _once(doc_ids: torch.Tensor) -> torch.Tensor:
+    """The map less what `torch.expand` repeated: an axis of stride 0 is looked at once, so that a huge view costs nothing."""
+    rows, columns = (1 if stride == 0 else None for stride in doc_ids.stride())
+    return doc_ids[:rows, :columns]
+
+
+def _segment_starts(doc_ids: torch.Tensor) -> np.ndarray:
     """Flat positions at which a segment starts, for a `[B, S]` map of any strides."""
-    batch, length = ids.shape
-    if not ids.size:
+    batch, length = doc_ids.shape
+    if not doc_ids.numel():
         return np.empty(0, np.int64)
-    # An axis that torch.expand repeated holds one value: look at it once, so that a huge view costs nothing.
-    rows = 1 if ids.strides[0] == 0 else batch
-    columns = 1 if ids.strides[1] == 0 else length
-    return _flat_positions(_run_starts(ids[:rows, :columns]), batch, length)
+    ids = _once(doc_ids)
+    on_host = ids.device.type == "cpu" and type(ids) is torch.Tensor
+    return _flat_positions(_run_starts(ids.numpy()) if on_host else _run_starts_on_device(ids), batch, length)
 
 
 def _run_starts(ids: np.ndarray) -> np.ndarray:
