@@ -315,9 +315,11 @@ def test_lists_tuples_strided_arrays_and_tensors_come_in() -> None:
         (7, "got int"),
         (None, "got NoneType"),
         ([3, -1], "document 1 has length -1"),
-        ([2**64], "1-D sequence of integers"),
-        ([2**62, 2**62], r"fewer than 2\*\*63 tokens"),
-        (np.array([2**64 - 1], np.uint64), r"fewer than 2\*\*63 tokens"),
+        ([2**64], r"18446744073709551616 tokens, the longest \(document 0\).*fewer than 2\*\*62"),
+        ([1, 2**62], r"4611686018427387905 tokens, the longest \(document 1\) 4611686018427387904: .*2\*\*62.*in parts"),
+        ([-(2**64)], "1-D sequence of integers"),
+        ([2**61, 2**61], r"fewer than 2\*\*62"),
+        (np.array([2**64 - 1], np.uint64), r"fewer than 2\*\*62"),
     ],
 )
 def test_what_is_no_list_of_lengths_is_refused(lengths, message) -> None:
@@ -498,3 +500,14 @@ def test_a_cap_that_never_binds_changes_nothing() -> None:
     plain, capped = plan_rows(lengths, 64), plan_rows(lengths, 64, max_docs_per_row=64)
     assert np.array_equal(plain.doc, capped.doc)
     assert np.array_equal(plain.row_offsets, capped.row_offsets)
+
+
+@pytest.mark.parametrize("lengths", [[2**62 - 1], [2**62 - 4, 3], [2**61, *[1] * 9]])
+@pytest.mark.parametrize("align", [1, 8])
+def test_the_longest_documents_that_a_plan_counts_are_dropped_or_truncated_and_not_cut_beyond_counting(lengths, align):
+    for strategy in ("best_fit", "in_order", "wrapped"):
+        options = {"strategy": strategy, "align": align}
+        assert plan_rows(lengths, 8, overflow="drop", **options).counts.dropped_tokens == lengths[0]
+        assert plan_rows(lengths, 8, overflow="truncate", **options).counts.truncated_tokens == lengths[0] - 8
+        with pytest.raises(PlanError, match=r"(split|wrapped) would cut .*at most 2\*\*31 - 1\. Raise the capacity"):
+            plan_rows(lengths, 8, overflow="split", **options)

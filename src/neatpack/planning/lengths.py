@@ -9,6 +9,9 @@ import numpy as np
 from neatpack.errors import PlanError
 
 _MAX_DOCUMENTS = 2**31 - 1
+_MAX_TOKENS = 2**62
+"""Half of what int64 counts: slots rounded up to `align` must fit it too."""
+
 _BLOCK = 1 << 16
 
 
@@ -25,6 +28,8 @@ def check_lengths(lengths: object, first_doc: int = 0) -> np.ndarray:
     array = _as_array(lengths)
     if array.size == 0 and array.ndim == 1:
         return np.zeros(0, np.int32)
+    if array.dtype == object and array.ndim == 1 and all(isinstance(length, int) and length >= 0 for length in array.tolist()):
+        raise PlanError(_too_many_tokens(array, first_doc))  # integers that no integer dtype holds
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
         got = f"shape {array.shape} of dtype {array.dtype}" if array.ndim else f"{type(lengths).__name__}"
         raise PlanError(_not_lengths(got))
@@ -33,12 +38,9 @@ def check_lengths(lengths: object, first_doc: int = 0) -> np.ndarray:
     if array.dtype.kind == "i" and int(array.min()) < 0:
         first = int(np.argmax(array < 0))
         raise PlanError(f"document {first_doc + first} has length {int(array[first])}: a length is zero or more tokens.")
-    longest = int(array.max())
-    if longest * len(array) >= 2**63:
-        raise PlanError(
-            f"document {first_doc + int(array.argmax())} has length {longest}: a plan counts fewer than 2**63 tokens. "
-            "Check that lengths are tokens, not bytes or ids."
-        )
+    # A bound first: it is exact for one document, and holds for every plan that fits a machine.
+    if int(array.max()) * len(array) >= _MAX_TOKENS and sum(array.tolist()) >= _MAX_TOKENS:
+        raise PlanError(_too_many_tokens(array, first_doc))
     # Mixed with signed numbers, NumPy's uint64 turns into floats; below 2**63 the bits are those of int64.
     return array.astype(np.int64) if array.dtype.kind == "u" and array.dtype.itemsize == 8 else array
 
@@ -58,6 +60,14 @@ def _as_array(lengths: object) -> np.ndarray:
         return np.asarray(lengths)
     except (ValueError, TypeError, OverflowError) as error:
         raise PlanError(_not_lengths(f"{type(lengths).__name__} ({error})")) from error
+
+
+def _too_many_tokens(array: np.ndarray, first_doc: int) -> str:
+    longest = int(array.argmax())
+    return (
+        f"the documents have {sum(array.tolist())} tokens, the longest (document {first_doc + longest}) {array[longest]}: a "
+        "plan counts fewer than 2**62. Check that lengths are tokens, not bytes or ids, or plan the documents in parts."
+    )
 
 
 def _not_lengths(got: str) -> str:
