@@ -90,6 +90,48 @@ def test_a_manifest_that_is_none_is_refused(packed, text):
         verify(packed)
 
 
+NUMBERS = ["-1", "0", "9007199254740993", "1e3", "2.0", "1e999", "-Infinity", "NaN", "1" + "0" * 30, "1" + "0" * 5000, "true"]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("place", ["rows", "tokens", "bytes", "counts.rows", "counts.tokens_in_rows", "content.count"])
+def test_a_number_that_the_shards_do_not_bear_out_is_refused(packed, place, number):
+    manifest = json.loads((packed / "manifest.json").read_text())
+    section, _, name = place.rpartition(".")
+    (manifest[section] if section else manifest["shards"][0])[name] = "HERE"
+    (packed / "manifest.json").write_text(json.dumps(manifest).replace('"HERE"', number))
+    with pytest.raises(StoreError) as raised:
+        verify(packed)
+    assert len(str(raised.value)) < 800
+
+
+@pytest.mark.parametrize("number", [number for number in NUMBERS if number not in ("9007199254740993", "1" + "0" * 30)])
+def test_a_row_length_that_is_none_is_refused(packed, number):
+    text = (packed / "manifest.json").read_text()
+    assert '"seq_len": 4' in text
+    (packed / "manifest.json").write_text(text.replace('"seq_len": 4', f'"seq_len": {number}'))
+    with pytest.raises(StoreError):
+        verify(packed)
+
+
+@pytest.mark.parametrize("name", ["format", "shards", "options", "counts"])
+def test_a_name_that_is_there_twice_is_refused(packed, name):
+    text = (packed / "manifest.json").read_text()
+    value = json.dumps(json.loads(text)[name])
+    (packed / "manifest.json").write_text(f'{{"{name}": {value}, ' + text.lstrip()[1:])
+    with pytest.raises(StoreError, match=f"not readable .the name '{name}' is there twice.*Pack again, or restore the file"):
+        verify(packed)
+
+
+def test_a_file_is_no_packed_folder_and_the_folder_is_named(packed, tmp_path):
+    for file in ("manifest.json", "data-00000.arrow"):
+        with pytest.raises(StoreError, match=rf"{file}: a file, expected the folder .*Pass the folder it lies in, .*packed\."):
+            verify(packed / file)
+    (tmp_path / "alone.arrow").write_bytes(b"")
+    with pytest.raises(StoreError, match=r"a file, expected the folder .*the --out of its run"):
+        verify(tmp_path / "alone.arrow")
+
+
 @pytest.mark.parametrize("name", [*ELSEWHERE, None, 3, ["x"]])
 def test_a_saved_dataset_cannot_lead_out_of_its_folder(packed, name, tmp_path):
     (tmp_path / "outside.arrow").write_bytes((packed / "data-00000.arrow").read_bytes())

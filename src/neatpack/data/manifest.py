@@ -55,8 +55,10 @@ def load_manifest(folder: Path) -> dict[str, Any]:
         StoreError: there is none, it is not one that this version reads, or a shard's name leads out of the folder.
     """
     path = folder / MANIFEST
+    if folder.is_file():
+        raise StoreError(f"{folder}: a file, expected the folder that neatpack pack wrote. Pass {_folder_of(folder)}.")
     try:
-        manifest = json.loads(path.read_bytes())
+        manifest = json.loads(path.read_bytes(), object_pairs_hook=_named_once, parse_constant=_no_number)
     except FileNotFoundError as error:
         partial = folder.with_name(f"{folder.name}.partial")
         hint = f" An unfinished run is in {partial}: run its command again." if partial.exists() else ""
@@ -67,6 +69,25 @@ def load_manifest(folder: Path) -> dict[str, Any]:
         raise StoreError(f"{path}: expected a neatpack manifest of version {MANIFEST_VERSION}. Use the neatpack that wrote it.")
     _check_manifest(path, manifest)
     return manifest
+
+
+def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of the manifest; of a name that is there twice, two readers might each believe another value."""
+    names = [name for name, _ in pairs]
+    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if twice:
+        raise ValueError(f"the name {twice[0][:60]!r} is there twice")
+    return dict(pairs)
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no number that JSON knows")
+
+
+def _folder_of(file: Path) -> str:
+    return (
+        f"the folder it lies in, {file.parent}" if (file.parent / MANIFEST).is_file() else "that folder, the --out of its run"
+    )
 
 
 def _check_manifest(path: Path, manifest: dict[str, Any]) -> None:
