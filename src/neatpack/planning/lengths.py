@@ -28,7 +28,7 @@ def check_lengths(lengths: object, first_doc: int = 0) -> np.ndarray:
     array = _as_array(lengths)
     if array.size == 0 and array.ndim == 1:
         return np.zeros(0, np.int32)
-    if array.dtype == object and array.ndim == 1 and all(isinstance(length, int) and length >= 0 for length in array.tolist()):
+    if array.dtype == object and array.ndim == 1 and _all_counts(array.tolist()) and sum(array.tolist()) >= _MAX_TOKENS:
         raise PlanError(_too_many_tokens(array, first_doc))  # integers that no integer dtype holds
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
         got = f"shape {array.shape} of dtype {array.dtype}" if array.ndim else f"{type(lengths).__name__}"
@@ -60,6 +60,10 @@ def _as_array(lengths: object) -> np.ndarray:
         return np.asarray(lengths)
     except (ValueError, TypeError, OverflowError) as error:
         raise PlanError(_not_lengths(f"{type(lengths).__name__} ({error})")) from error
+
+
+def _all_counts(values: list[object]) -> bool:
+    return all(isinstance(value, int) and value >= 0 for value in values)
 
 
 def _too_many_tokens(array: np.ndarray, first_doc: int) -> str:
