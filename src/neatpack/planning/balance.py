@@ -117,7 +117,9 @@ def balance_rows(
     rows = _whole_steps(plan.num_rows, world_size * batch_rows, tail, rng)
     order = _deal(rows, costs, world_size, batch_rows, rng)
     tokens = plan.row_lengths()
-    dropped = np.setdiff1d(np.arange(plan.num_rows), rows, assume_unique=False)
+    left_out = np.ones(plan.num_rows, bool)
+    left_out[rows] = False
+    dropped = np.flatnonzero(left_out)
     repeated = rows[plan.num_rows :]
     return BalancedPlan(
         plan=plan.take_rows(order.reshape(-1)),
