@@ -67,9 +67,9 @@ def plan_rows(
         seed: shuffles the order of the rows, and among documents of one length which of them goes where; the same seed
             gives the same plan. None keeps the planner's own order (best_fit: longest documents first).
         max_docs_per_row: the most documents (pieces, where they are cut) in one row; kernels with a fixed number of
-            segments need it. A limit near the mean of documents a row costs rows, since long documents are placed first
-            and the short ones then fill rows by number (a third more in bad cases). "wrapped" fills its rows whatever
-            lies in them, and refuses it.
+            segments need it. Where best fit would close rows by number that are nearly empty, long documents are put
+            together with as many short ones as the rows need on average, which comes within 1 % of the lower bound.
+            "wrapped" fills its rows whatever lies in them, and refuses it.
         align: round the slot of every document up to a multiple of this many tokens, as context parallelism (twice its
             size) and 8-bit kernels need; `capacity` must be a multiple too. `plan.slot_starts()` says where slots lie.
 

@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from neatpack.planning.histogram import BLOCK, Histogram
+from neatpack.planning.capped import place_capped
+from neatpack.planning.histogram import BLOCK, Histogram, fewest_rows
 from neatpack.planning.plan import Rows
 
 
@@ -41,7 +42,7 @@ def plan_best_fit(
     max_docs_per_row: int | None,
     rng: np.random.Generator | None,
 ) -> Rows:
-    """Pack pieces into rows, best-fit decreasing.
+    """Pack pieces into rows, best-fit decreasing; where a limit on pieces makes that wasteful, by `capped`.
 
     Args:
         lengths: `[P]` tokens of each piece, 0 to `capacity`; zeros are placed in no row.
@@ -50,7 +51,14 @@ def plan_best_fit(
         max_docs_per_row: pieces a row holds; None for as many as fit.
         rng: shuffles ties and the order of rows; None keeps ties in the order given and rows in the order opened.
     """
-    placements = _place(histogram, capacity, max_docs_per_row or capacity)
+    most = max_docs_per_row or capacity
+    taken, num_rows = _place(histogram, capacity, most)
+    if int((taken[:, 2] + taken[:, 3]).max(initial=0)) == most < capacity:  # rows were closed by number
+        bound = fewest_rows(histogram, capacity, most)
+        capped = place_capped(histogram, capacity, most, bound, num_rows)
+        if capped is not None:
+            taken, num_rows = capped, int((capped[:, 0] + capped[:, 1]).max())
+    placements = _one_piece_a_row(taken, num_rows)
     labels = None if rng is None else rng.permutation(placements.num_rows)
     order = _longest_first(lengths, histogram, rng)
     return _scatter(order, placements, labels)
@@ -92,7 +100,8 @@ def _runs(keys: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
     return starts[: nonempty + 1], run_lengths[:nonempty]
 
 
-def _place(histogram: Histogram, capacity: int, max_docs_per_row: int) -> _Placements:
+def _place(histogram: Histogram, capacity: int, max_docs_per_row: int) -> tuple[np.ndarray, int]:
+    """Placements `[E, 5]`, as `place_capped` has them, and the number of rows."""
     open_rows: dict[int, list[tuple[int, int, int]]] = {}  # by the room left: first row, how many rows, pieces in each
     rooms: list[int] = []  # sorted: each room that some row has left
     taken = array("q")  # flat: first row, rows, pieces there before, pieces each takes, their length; again and again
@@ -136,7 +145,7 @@ def _place(histogram: Histogram, capacity: int, max_docs_per_row: int) -> _Place
             if untouched < rows:
                 share(first + untouched, rows - untouched, depth, room, 0, length)
             left = 0
-    return _one_piece_a_row(np.frombuffer(taken, np.int64).reshape(-1, 5), num_rows)
+    return np.frombuffer(taken, np.int64).reshape(-1, 5), num_rows
 
 
 def _one_piece_a_row(taken: np.ndarray, num_rows: int) -> _Placements:

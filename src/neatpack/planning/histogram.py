@@ -54,7 +54,7 @@ def fewest_rows(histogram: Histogram, capacity: int, max_docs_per_row: int | Non
 
     Source: S. Martello and P. Toth, Lower bounds and reduction procedures for the bin packing problem (1990).
     """
-    by_number = -(-histogram.num_pieces // max_docs_per_row) if max_docs_per_row else 0
+    by_number = _fewest_by_number(histogram, capacity, max_docs_per_row) if max_docs_per_row else 0
     pieces = np.concatenate(([0], np.cumsum(histogram.counts)))  # pieces[k]: how many are shorter than lengths[k]
     tokens = np.concatenate(([0], np.cumsum(histogram.counts * histogram.lengths)))
     half = int(np.searchsorted(histogram.lengths, capacity // 2, side="right"))
@@ -65,3 +65,14 @@ def fewest_rows(histogram: Histogram, capacity: int, max_docs_per_row: int | Non
     small = tokens[half] - tokens[:half]
     extra = np.maximum(-(-(small - room) // capacity), 0)
     return max(by_number, int((pieces[-1] - pieces[half] + extra).max()))
+
+
+def _fewest_by_number(histogram: Histogram, capacity: int, max_docs_per_row: int) -> int:
+    """Rows that pieces need by their number: for each length, of those at least as long.
+
+    Those that leave no room for another of them have a row each, and of the others a row takes so many.
+    """
+    longer = np.concatenate((np.cumsum(histogram.counts[::-1])[::-1], [0]))  # longer[k]: how many are lengths[k] or longer
+    ranks = np.arange(len(histogram.lengths))
+    alone = longer[np.maximum(np.searchsorted(histogram.lengths, capacity - histogram.lengths, side="right"), ranks)]
+    return int((alone - (alone - longer[:-1]) // max_docs_per_row).max(initial=0))
