@@ -16,6 +16,8 @@ from neatpack.train.documents import (
     unpack_documents,
 )
 
+LENGTHS = [2, 3, 1, 2, 3]  # of the worked example's documents
+
 EDGES = {
     "worked example": WORKED_EXAMPLE,
     "an all-pad row": [[0, 0, 0], [1, 1, 2]],
@@ -92,6 +94,15 @@ def test_pooling_equals_each_document_alone(doc_ids, how):
         torch.testing.assert_close(pooled, torch.stack(alone), rtol=0, atol=1e-14)
 
 
+@pytest.mark.parametrize("how", ["last", "mean"])
+@pytest.mark.parametrize("trailing", [(), (1,), (2, 3)])
+def test_pooling_keeps_whatever_axes_follow_the_tokens(how, trailing):
+    params = params_of(WORKED_EXAMPLE)
+    hidden, mask = torch.randn(2, 6, *trailing, dtype=torch.float64), torch.rand(2, 6) < 0.5
+    flat = pool_documents(hidden.reshape(2, 6, -1), params, how, mask=mask)
+    assert torch.equal(pool_documents(hidden, params, how, mask=mask), flat.reshape(5, *trailing))
+
+
 def test_pooling_over_a_mask_takes_the_tokens_it_names():
     hidden = torch.arange(12.0).reshape(2, 6, 1)
     mask = torch.tensor([[1, 0, 1, 1, 0, 1], [0, 1, 1, 1, 0, 0]])
@@ -150,6 +161,13 @@ def test_segment_sums_keep_padding_runs_apart():
         (lambda p: repack_documents([torch.zeros(2)], p), "1 documents given for a batch that holds 5"),
         (lambda p: repack_documents([torch.zeros(2)] * 5, p), r"document 1 \(row 0, index 1\) has 2 entries.*3 tokens"),
         (lambda p: pool_documents(torch.zeros(2, 6, 3, device="meta"), p), r"hidden is on meta, the metadata on cpu"),
+        (lambda p: pool_documents(torch.ones(2, 6, 3).long(), p, "mean"), "a mean needs floating hidden, got torch.int64"),
+        (lambda p: unpack_documents(torch.zeros(2, 6), None), r"params must be the PackedSeqParams.*got NoneType"),
+        (
+            lambda p: repack_documents([torch.zeros(n, dtype=torch.int64) if n < 3 else torch.ones(n) / 2 for n in LENGTHS], p),
+            r"document 1 is \[3\] of torch.float32, document 0 \[2\] of torch.int64",
+        ),
+        (lambda p: repack_documents([torch.zeros(n, n) for n in LENGTHS], p), r"document 1 is \[3, 3\].*document 0 \[2, 2\]"),
     ],
 )
 def test_what_does_not_fit_is_one_clear_error(call, message):

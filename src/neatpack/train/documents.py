@@ -84,18 +84,20 @@ def pool_documents(
     """Pool hidden states to one vector a document (form A in).
 
     Args:
-        hidden: `[B, S, D]` states, floating; padded positions are never read into a result, whatever they hold.
+        hidden: `[B, S, ...]`: states `[B, S, D]`, scores `[B, S]`; padded positions are never read into a result, whatever
+            they hold. Floating, for "mean".
         params: the batch's metadata.
         how: "last" takes the state of the last token (reward and embedding models with causal attention), "mean" the
             mean over its tokens, summed in float32 for narrower dtypes.
         mask: `[B, S]` bool, the tokens that take part (an embedding that leaves out its instruction); None for all.
 
     Returns:
-        `[num_docs, D]` in the dtype of `hidden`, in the order of `document_spans`. A document whose every token is
+        `[num_docs, ...]` in the dtype of `hidden`, in the order of `document_spans`. A document whose every token is
         masked out has no state to give: zeros, and no gradient.
 
     Raises:
         MetadataError: shapes that do not fit the metadata, or an unknown `how`.
+        MetadataTypeError: a mean of numbers that are not floating.
 
     Example:
         >>> from neatpack.packed_seq import packed_seq_params_from_doc_ids
@@ -112,6 +114,8 @@ def pool_documents(
     if how == "last":
         return _pool_last(hidden, params, taken)
     if how == "mean":
+        if not hidden.is_floating_point():
+            raise MetadataTypeError(f"a mean needs floating hidden, got {hidden.dtype}: it would be cut to whole numbers.")
         return _pool_mean(hidden, params, taken)
     raise MetadataError(f"unknown pooling {how!r}: choose 'last' or 'mean'.")
 
@@ -192,6 +196,7 @@ def repack_documents(documents: Sequence[torch.Tensor], params: PackedSeqParams,
                 f"entries; its place in the batch has {length} tokens."
             )
     first = documents[0]
+    _check_alike(documents)
     batch = first.new_full((*params.doc_ids.shape, *first.shape[1:]), fill)
     batch[params.doc_ids != 0] = torch.cat(list(documents))
     return batch
@@ -201,6 +206,11 @@ def check_batch_shape(name: str, tensor: torch.Tensor, params: PackedSeqParams) 
     """Refuse a tensor whose first two axes are not `[B, S]` of the metadata, or that lies on another device."""
     if not isinstance(tensor, torch.Tensor):
         raise MetadataTypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}.")
+    if not isinstance(getattr(params, "doc_ids", None), torch.Tensor):
+        raise MetadataTypeError(
+            f"params must be the PackedSeqParams of the batch, got {type(params).__name__}. PackedCollator(return_params=True) "
+            "sends them, packed_seq_params_from_doc_ids makes them."
+        )
     if tensor.shape[:2] != params.doc_ids.shape or tensor.dim() < 2:
         raise MetadataError(
             f"{name} has shape {tuple(tensor.shape)}, but the metadata describes [B, S] = {list(params.doc_ids.shape)}. "
@@ -212,6 +222,16 @@ def check_batch_shape(name: str, tensor: torch.Tensor, params: PackedSeqParams) 
         )
 
 
+def _check_alike(documents: Sequence[torch.Tensor]) -> None:
+    first = documents[0]
+    for number, document in enumerate(documents):
+        if document.dtype != first.dtype or document.shape[1:] != first.shape[1:]:
+            raise MetadataError(
+                f"document {number} is {list(document.shape)} of {document.dtype}, document 0 {list(first.shape)} of "
+                f"{first.dtype}: all must agree but for their length, or numbers would be cut to fit."
+            )
+
+
 def _pool_last(hidden: torch.Tensor, params: PackedSeqParams, taken: torch.Tensor) -> torch.Tensor:
     spans = document_spans(params)
     tokens = torch.arange(1, taken.numel() + 1, device=taken.device).reshape(taken.shape)
@@ -220,12 +240,17 @@ def _pool_last(hidden: torch.Tensor, params: PackedSeqParams, taken: torch.Tenso
     last.scatter_reduce_(0, index, (tokens * taken).reshape(-1), "amax")
     position = last[spans.segment]
     pooled = hidden.flatten(0, 1)[(position - 1).clamp(min=0)]
-    return pooled.masked_fill((position == 0)[:, None], 0)
+    return pooled.masked_fill(_spread(position == 0, pooled), 0)
 
 
 def _pool_mean(hidden: torch.Tensor, params: PackedSeqParams, taken: torch.Tensor) -> torch.Tensor:
     wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
     # Filled, not multiplied by zero: what lies in padding may be infinite or NaN.
-    sums = segment_sums(hidden.to(wide).masked_fill(~taken[..., None], 0), params)
+    sums = segment_sums(hidden.to(wide).masked_fill(_spread(~taken, hidden), 0), params)
     counts = segment_sums(taken.to(wide), params).clamp(min=1)
-    return (sums / counts[:, None])[document_spans(params).segment].to(hidden.dtype)
+    return (sums / _spread(counts, sums))[document_spans(params).segment].to(hidden.dtype)
+
+
+def _spread(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """One value a token or document, with as many axes as `like`."""
+    return values.reshape(*values.shape, *(1,) * (like.dim() - values.dim()))
