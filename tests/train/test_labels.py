@@ -68,6 +68,14 @@ def test_no_shift_takes_a_token_from_another_document_and_without_boundaries_one
     assert (leaky[leaky != -100] != owner[leaky != -100]).any()
 
 
+def test_a_fill_that_the_type_holds_is_taken():
+    params = params_of(WORKED_EXAMPLE)
+    for x, fill in ((TOKENS.to(torch.uint8), 255), (TOKENS > 0, False), (TOKENS.float(), 0.5), (TOKENS, 7.0)):
+        shifted = shift_within_documents(x, params, fill=fill)
+        assert shifted.dtype == x.dtype
+        assert shifted[0, 5] == fill
+
+
 def test_trailing_axes_move_with_their_tokens():
     x = torch.arange(24.0).reshape(2, 6, 2)
     shifted = shift_within_documents(x, params_of(WORKED_EXAMPLE), 1, fill=-1.0)
@@ -223,6 +231,17 @@ def test_labels_that_leak_are_refused_with_their_place(place, convention, messag
         (lambda p: mask_from_spans([[(0, 1)]], p), "spans for 1 documents, but the batch holds 5"),
         (lambda p: mask_from_spans([[], [], [], [(1, 3)], []], p), r"span \(1, 3\) of document 1 in row 1 leaves its 2 tokens"),
         (lambda p: check_labels(TOKENS, p, convention="plain"), "unknown labels convention 'plain'"),
+        (lambda p: check_labels(TOKENS.float(), p), "labels must be integers, .*got torch.float32"),
+        (lambda p: aligned_labels(TOKENS / 2, p), "input_ids must be integers, .*got torch.float32"),
+        (lambda p: count_targets(TOKENS > 0, p), "labels must be integers, .*got torch.bool"),
+        (
+            lambda p: shift_within_documents(TOKENS.to(torch.uint8), p),
+            r"torch.uint8 cannot hold fill=-100: .*from 0 to 255, or x",
+        ),
+        (lambda p: shift_within_documents(TOKENS > 0, p), r"torch.bool cannot hold fill=-100: .*from 0 to 1"),
+        (lambda p: shift_within_documents(TOKENS, p, fill=0.5), r"torch.int64 cannot hold fill=0.5"),
+        (lambda p: shift_within_documents(TOKENS, p, fill=float("nan")), r"torch.int64 cannot hold fill=nan"),
+        (lambda p: shift_within_documents(TOKENS, p, 1.5), r"k is 1.5; it is a whole number"),
     ],
 )
 def test_what_does_not_fit_is_one_clear_error(call, message):

@@ -21,7 +21,7 @@ from typing import Literal
 import torch
 
 from neatpack.convert.segments import segment_index
-from neatpack.errors import MetadataError
+from neatpack.errors import MetadataError, MetadataTypeError
 from neatpack.packed_seq import PackedSeqParams
 from neatpack.train.documents import check_batch_shape, document_spans, segment_sums
 
@@ -47,7 +47,8 @@ def shift_within_documents(x: torch.Tensor, params: PackedSeqParams, k: int = 1,
         A new tensor like `x`.
 
     Raises:
-        MetadataError: a tensor whose first axes are not those of the batch.
+        MetadataError: a tensor whose first axes are not those of the batch, a `k` that is no whole number, or a `fill` that
+            the dtype of `x` cannot hold (-100 in uint8 would be 156, a target like any other).
 
     Example:
         >>> from neatpack.packed_seq import packed_seq_params_from_doc_ids
@@ -56,6 +57,7 @@ def shift_within_documents(x: torch.Tensor, params: PackedSeqParams, k: int = 1,
         [[12, -100, 22, 23, -100, -100]]
     """
     check_batch_shape("x", x, params)
+    _check_shift(x, k, fill)
     shifted = torch.full_like(x, fill)
     length = x.shape[1]
     if abs(k) >= length:
@@ -99,7 +101,7 @@ def aligned_labels(
         [[-100, 12, -100, 22, 23, -100]]
     """
     check_batch_shape("input_ids", input_ids, params)
-    labels = input_ids.long().masked_fill(params.doc_ids == 0, ignore_index)
+    labels = _integers("input_ids", input_ids).masked_fill(params.doc_ids == 0, ignore_index)
     if loss_mask is not None:
         check_batch_shape("loss_mask", loss_mask, params)
         labels = labels.masked_fill(loss_mask == 0, ignore_index)
@@ -155,9 +157,11 @@ def prediction_targets(
 
     Raises:
         MetadataError: shapes that do not fit the metadata.
+        MetadataTypeError: labels that are no integers.
     """
     check_batch_shape("labels", labels, params)
-    return shift_within_documents(labels, params, int(shift), ignore_index).long()
+    # Widened before the shift: narrow or unsigned labels could not hold ignore_index.
+    return shift_within_documents(_integers("labels", labels), params, int(shift), ignore_index)
 
 
 def count_targets(
@@ -209,6 +213,7 @@ def check_labels(
     check_batch_shape("labels", labels, params)
     if convention not in ("aligned", "shifted"):
         raise MetadataError(f"unknown labels convention {convention!r}: choose 'aligned' or 'shifted'.")
+    labels = _integers("labels", labels)
     counted = labels != ignore_index
     _refuse_first(counted & (params.doc_ids == 0), labels, "padding is counted by the loss", ignore_index)
     if convention == "aligned":
@@ -225,7 +230,8 @@ def _check_tokens(
     labels: torch.Tensor, params: PackedSeqParams, input_ids: torch.Tensor, convention: Convention, counted: torch.Tensor
 ) -> None:
     check_batch_shape("input_ids", input_ids, params)
-    by_convention = {"aligned": input_ids.long(), "shifted": shift_within_documents(input_ids.long(), params)}
+    input_ids = _integers("input_ids", input_ids)
+    by_convention = {"aligned": input_ids, "shifted": shift_within_documents(input_ids, params)}
     expected = by_convention.pop(convention)
     wrong = counted & (labels != expected)
     if not bool(wrong.any()):
@@ -239,6 +245,23 @@ def _check_tokens(
         f"labels[{row}, {position}] is {int(labels[row, position])}, but {convention} labels have "
         f"{int(expected[row, position])} there{hint}"
     )
+
+
+def _integers(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Token ids or labels as int64; a mask or probabilities in their place are refused, not rounded."""
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+        raise MetadataTypeError(f"{name} must be integers, one token id a position, got {tensor.dtype}.")
+    return tensor.long()
+
+
+def _check_shift(x: torch.Tensor, k: int, fill: float) -> None:
+    if not isinstance(k, int):
+        raise MetadataError(f"k is {k!r}; it is a whole number of tokens.")
+    if x.is_floating_point() or x.is_complex():
+        return
+    least, most = (0, 1) if x.dtype == torch.bool else (torch.iinfo(x.dtype).min, torch.iinfo(x.dtype).max)
+    if not (least <= fill <= most and fill == int(fill)):
+        raise MetadataError(f"{x.dtype} cannot hold fill={fill}: pass a fill from {least} to {most}, or x.long().")
 
 
 def _refuse_first(wrong: torch.Tensor, labels: torch.Tensor, why: str, ignore_index: int) -> None:
