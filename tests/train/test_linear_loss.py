@@ -118,6 +118,10 @@ def test_bfloat16_gives_what_the_layer_would(autocast):
         ({"hidden": torch.zeros(3, 20, 5)}, r"hidden has shape \(3, 20, 5\)"),
         ({"weight": torch.zeros(7, 5)}, "no entry of a vocabulary of 7"),
         ({"reduction": "mean"}, "unknown reduction"),
+        ({"hidden": torch.zeros(3, 21, 5, dtype=torch.int64)}, "hidden must be floating, got torch.int64"),
+        ({"weight": torch.zeros(7, 5, device="meta")}, "weight is on meta, the labels on cpu"),
+        ({"weight": torch.zeros(0, 5), "labels": torch.full((3, 21), -100)}, "an output layer of no entries"),
+        ({"num_items": 0}, "num_items is 0, but this batch alone adds"),
     ],
 )
 def test_what_does_not_fit_is_one_clear_error(change, message):

@@ -255,11 +255,13 @@ def test_empty_batches_lose_nothing(shape):
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # the tracer's own doing
-def test_the_loss_compiles_to_one_graph():
+@pytest.mark.parametrize("num_items", [None, 7, torch.tensor(7.5)])
+def test_the_loss_compiles_to_one_graph(num_items):
     logits, labels, params = packing(10)
     compiled = torch.compile(packed_cross_entropy, backend="aot_eager", fullgraph=True)
-    loss = compiled(logits, labels, params, reduction="sqrt_document")
-    expected = packed_cross_entropy(logits, labels, params, reduction="sqrt_document")
+    options = {"reduction": "sqrt_document", "num_items": num_items}
+    loss = compiled(logits, labels, params, **options)
+    expected = packed_cross_entropy(logits, labels, params, **options)
     torch.testing.assert_close(loss, expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(gradient(loss, logits), gradient(expected, logits), rtol=0, atol=1e-14)
 
@@ -433,6 +435,19 @@ def test_f055_both_means_are_to_be_had_so_that_a_change_of_reduction_is_not_take
         ({"logits": torch.zeros(2, 5, 13)}, r"logits have shape \(2, 5, 13\).*logits_to_keep"),
         ({"logits": torch.zeros(2, 6)}, r"logits have shape \(2, 6\)"),
         ({"logits": torch.zeros(2, 6, 13, dtype=torch.int64)}, "logits must be floating"),
+        ({"logits": [[0.0]]}, "logits must be floating, got list"),
+        ({"logits": torch.zeros(2, 6, 0), "labels": torch.full((2, 6), -100)}, "no entry to predict"),
+        ({"logits": torch.zeros(2, 6, 13, device="meta")}, r"logits is on meta, the labels on cpu.*params.to"),
+        ({"labels": torch.full((2, 6), 2.7)}, "labels must be integers, one token id a position, got torch.float32"),
+        ({"labels": torch.ones(2, 6, dtype=torch.bool)}, "labels must be integers, .*got torch.bool"),
+        ({"params": None}, "params must be the PackedSeqParams of the batch, got NoneType"),
+        ({"chunk_size": 2.5}, "chunk_size is 2.5"),
+        ({"num_items": 0}, "num_items is 0, but this batch alone adds 6 to it"),
+        ({"num_items": torch.tensor(-3)}, "num_items is -3, but"),
+        ({"num_items": float("nan"), "reduction": "document"}, "num_items is nan, but this batch alone adds 4 to it"),
+        ({"num_items": torch.tensor([5, 5])}, r"num_items has shape \(2,\).*nn.DataParallel"),
+        ({"num_items": "5"}, "num_items must be a number or a tensor of one, got '5'"),
+        ({"num_items": True}, "num_items must be a number"),
     ],
 )
 def test_what_does_not_fit_is_one_clear_error(change, message):
@@ -443,6 +458,23 @@ def test_what_does_not_fit_is_one_clear_error(change, message):
     }
     with pytest.raises(MetadataError, match=message):
         packed_cross_entropy(**{**given, **change})
+
+
+@pytest.mark.parametrize("num_items", [5, 5.0, np.int64(5), torch.tensor(5), torch.tensor([5.0]), torch.tensor([[5]])])
+def test_every_form_of_one_number_divides_alike_and_gives_a_scalar(num_items):
+    logits, labels, params = packing(13)
+    loss = packed_cross_entropy(logits, labels, params, num_items=num_items)
+    assert loss.shape == ()
+    assert loss == packed_cross_entropy(logits, labels, params, num_items=5)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+@pytest.mark.parametrize("reduction", SCALARS)
+def test_labels_of_any_integer_type_count_the_same(dtype, reduction):
+    logits, labels, params = packing(14, masked=0.0)
+    assert count_items(labels.to(dtype), params, reduction=reduction) == count_items(labels, params, reduction=reduction)
+    narrow = packed_cross_entropy(logits, labels.to(dtype), params, reduction=reduction)
+    assert narrow == packed_cross_entropy(logits, labels, params, reduction=reduction)
 
 
 def test_weights_of_no_reduction_are_refused():

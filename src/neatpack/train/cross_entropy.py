@@ -141,8 +141,8 @@ def wide_dtype(tensor: torch.Tensor) -> torch.dtype:
 
 def chunk_tokens(vocabulary: int, chunk_size: int | None, numbers: int = CHUNK_NUMBERS) -> int:
     """Tokens worked on at a time: as asked, or as many as make `numbers` logits."""
-    if chunk_size is not None and chunk_size < 1:
-        raise MetadataError(f"chunk_size is {chunk_size}; work on at least one token at a time, or give None.")
+    if chunk_size is not None and (not isinstance(chunk_size, int) or chunk_size < 1):
+        raise MetadataError(f"chunk_size is {chunk_size}; work on at least one token at a time, a whole number, or give None.")
     return chunk_size or max(1, numbers // max(vocabulary, 1))
 
 
@@ -156,17 +156,37 @@ def pieces(tokens: torch.Tensor, size: int) -> Iterator[tuple[slice, slice]]:
 
 
 def _check(logits: torch.Tensor, targets: torch.Tensor, ignore_index: int, label_smoothing: float, z_loss: float) -> None:
-    if not logits.is_floating_point():
-        raise MetadataTypeError(f"logits must be floating, got {logits.dtype}. Pass the model's outputs, not token ids.")
+    check_floating("logits", logits)
     if logits.dim() != 3 or logits.shape[:2] != targets.shape:
         raise MetadataError(
             f"logits have shape {tuple(logits.shape)}, targets {tuple(targets.shape)}; expected [B, S, V] and [B, S]. "
             "Logits of every position are needed: leave logits_to_keep at its default."
         )
+    if not logits.shape[-1]:
+        raise MetadataError(
+            f"logits of shape {tuple(logits.shape)} have no entry to predict: their last axis is the vocabulary."
+        )
+    check_device("logits", logits, targets)
     check_options(label_smoothing, z_loss)
     # Elsewhere the look would cost a sync, and under torch.compile break the graph.
     if targets.device.type == "cpu" and not torch.compiler.is_compiling():
         check_entries(targets, logits.shape[-1], ignore_index)
+
+
+def check_floating(name: str, tensor: torch.Tensor) -> None:
+    """Refuse what is no tensor of floating numbers."""
+    if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
+        got = tensor.dtype if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+        raise MetadataTypeError(f"{name} must be floating, got {got}. Pass the model's outputs, not token ids.")
+
+
+def check_device(name: str, tensor: torch.Tensor, targets: torch.Tensor) -> None:
+    """Refuse a tensor that lies elsewhere than the targets."""
+    if tensor.device != targets.device:
+        raise MetadataError(
+            f"{name} is on {tensor.device}, the labels on {targets.device}. Move the batch to the model: labels.to(device) and "
+            "params.to(device)."
+        )
 
 
 def check_options(label_smoothing: float, z_loss: float) -> None:

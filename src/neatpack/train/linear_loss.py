@@ -17,7 +17,9 @@ from torch.autograd.function import once_differentiable
 from neatpack.errors import MetadataError
 from neatpack.packed_seq import PackedSeqParams
 from neatpack.train.cross_entropy import (
+    check_device,
     check_entries,
+    check_floating,
     check_options,
     chunk_gradient_,
     chunk_losses,
@@ -189,6 +191,9 @@ def _project(states: torch.Tensor, layer: torch.Tensor, bias: torch.Tensor | Non
 
 
 def _check(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, bias: torch.Tensor | None) -> None:
+    for name, tensor in (("hidden", hidden), ("weight", weight), *([] if bias is None else [("bias", bias)])):
+        check_floating(name, tensor)
+        check_device(name, tensor, targets)
     if hidden.dim() != 3 or hidden.shape[:2] != targets.shape:
         raise MetadataError(
             f"hidden has shape {tuple(hidden.shape)}, targets {tuple(targets.shape)}; expected [B, S, D] and [B, S]."
@@ -199,3 +204,5 @@ def _check(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, bi
             f"an output layer of weight {tuple(weight.shape)} and bias {shape} does not fit states of {hidden.shape[2]} "
             "numbers; expected [V, D] and [V]. Pass model.get_output_embeddings()'s own."
         )
+    if not len(weight):
+        raise MetadataError(f"an output layer of no entries, weight {tuple(weight.shape)}, predicts nothing.")

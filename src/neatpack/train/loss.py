@@ -28,12 +28,13 @@ both like any `[B, S]` tensor, and add up `(token_cross_entropy(...) * weights).
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Literal, NamedTuple
 
 import torch
 
 from neatpack.convert.segments import segment_index
-from neatpack.errors import MetadataError
+from neatpack.errors import MetadataError, MetadataTypeError
 from neatpack.packed_seq import PackedSeqParams
 from neatpack.train.cross_entropy import token_cross_entropy
 from neatpack.train.documents import document_spans, segment_sums
@@ -93,8 +94,9 @@ def packed_cross_entropy(
         the order of `document_spans`. Without any target: 0, with gradients of 0.
 
     Raises:
-        MetadataError: shapes or devices that do not fit, a label outside the vocabulary (checked on the CPU), or an unknown
-            reduction.
+        MetadataError: shapes or devices that do not fit, a label outside the vocabulary or `num_items` of 0 for a batch
+            with targets (both checked on the CPU in eager mode), or an unknown reduction.
+        MetadataTypeError: logits that are not floating, or labels that are no integers.
 
     Example:
         >>> from neatpack.packed_seq import packed_seq_params_from_doc_ids
@@ -132,7 +134,8 @@ def reduce_token_losses(
         A scalar, or `[num_docs]` for "none".
 
     Raises:
-        MetadataError: an unknown reduction, or `num_items` where nothing is divided by it.
+        MetadataError: an unknown reduction, `num_items` where nothing is divided by it, or a `num_items` that is no number
+            above 0 although this batch has targets (checked on the CPU in eager mode).
     """
     check_reduction(reduction)
     losses = losses.masked_fill(~counted, 0)
@@ -143,7 +146,7 @@ def reduce_token_losses(
         return sums / counts.clamp(min=1)
     weights = _weights(counted, params, reduction, losses.dtype)
     own = weights.sum()
-    divisor = own if num_items is None else torch.as_tensor(num_items, dtype=own.dtype, device=own.device)
+    divisor = own if num_items is None else _divisor(num_items, own)
     # Without a target the sum is zero, and so must the loss be, whatever there is to divide by.
     return (losses * weights).sum() / torch.where(own > 0, divisor, 1)
 
@@ -261,6 +264,28 @@ def _weights(counted: torch.Tensor, params: PackedSeqParams, reduction: Reductio
     counts = segment_sums(weights, params).clamp(min=1)
     power = -1.0 if reduction == "document" else -0.5
     return weights * counts.pow(power)[segment_index(params, flat=True)[0].long()].reshape(weights.shape)
+
+
+def _divisor(num_items: object, own: torch.Tensor) -> torch.Tensor:
+    """`num_items` as a scalar like `own`, what this batch adds to it."""
+    if isinstance(num_items, torch.Tensor):
+        if num_items.numel() != 1:
+            raise MetadataError(
+                f"num_items has shape {tuple(num_items.shape)}, but a step has one divisor. Add count_items up over its "
+                "batches and ranks; nn.DataParallel repeats it once a device: start one process a device instead."
+            )
+        divisor = num_items.reshape(()).to(own)
+    elif not isinstance(num_items, bool) and isinstance(num_items, Real):
+        divisor = torch.as_tensor(num_items, dtype=own.dtype, device=own.device)
+    else:
+        raise MetadataTypeError(f"num_items must be a number or a tensor of one, got {num_items!r}.")
+    # Elsewhere the look would cost a sync, and under torch.compile break the graph.
+    if own.device.type == "cpu" and not torch.compiler.is_compiling() and bool((own > 0) & ~(divisor > 0)):
+        raise MetadataError(
+            f"num_items is {divisor.item():g}, but this batch alone adds {own.item():g} to it. It is the sum of "
+            "count_items(labels, params, reduction=...) over all batches of the optimizer step."
+        )
+    return divisor
 
 
 def check_reduction(reduction: str) -> None:
