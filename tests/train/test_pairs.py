@@ -159,6 +159,19 @@ def test_groups_that_are_not_whole_are_refused_by_name(group_ids, size, message)
         group_documents(torch.tensor(group_ids), worked(), size=size)
 
 
+@pytest.mark.parametrize(
+    ("group_ids", "size", "message"),
+    [
+        ([7, 7, 3, 4, 4], 2, "group_ids must be a tensor of integers, one a document, got list"),
+        (torch.tensor([7.0, 7.0, 3.0, 4.0, 4.0]), 2, "got torch.float32"),
+        (torch.tensor([7, 7, 3, 4, 4]), 0, "size is 0; a group has at least one document"),
+    ],
+)
+def test_what_are_no_group_ids_is_one_clear_error(group_ids, size, message):
+    with pytest.raises(MetadataError, match=message):
+        group_documents(group_ids, worked(), size=size)
+
+
 def test_a_pair_parted_over_rows_names_the_other_row():
     params = packed_seq_params_from_doc_ids(torch.tensor([[1], [1]]))
     with pytest.raises(MetadataError, match="group 5 in row 0 has 1 documents, expected 2; row 1 has more of it"):

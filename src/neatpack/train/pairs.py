@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from neatpack.errors import MetadataError
+from neatpack.errors import MetadataError, MetadataTypeError
 from neatpack.packed_seq import PackedSeqParams
 from neatpack.train.documents import document_spans
 
@@ -29,8 +29,9 @@ def group_documents(group_ids: torch.Tensor, params: PackedSeqParams, *, size: i
         `[num_groups, size] int64` document numbers: groups in the order of their first document, members as they lie.
 
     Raises:
-        MetadataError: another number of ids than documents, a group of another size (one spread over rows has too
-            few in each), or members that do not lie side by side; names row and group.
+        MetadataTypeError: ids that are no tensor of integers.
+        MetadataError: another number of ids than documents, a `size` below 1, a group of another size (one spread over rows has
+            too few in each), or members that do not lie side by side; names row and group.
 
     Example:
         >>> from neatpack.packed_seq import packed_seq_params_from_doc_ids
@@ -38,6 +39,11 @@ def group_documents(group_ids: torch.Tensor, params: PackedSeqParams, *, size: i
         >>> group_documents(torch.tensor([7, 7, 3, 3]), params).tolist()
         [[0, 1], [2, 3]]
     """
+    if not isinstance(group_ids, torch.Tensor) or group_ids.is_floating_point():
+        got = group_ids.dtype if isinstance(group_ids, torch.Tensor) else type(group_ids).__name__
+        raise MetadataTypeError(f"group_ids must be a tensor of integers, one a document, got {got}.")
+    if size is not None and size < 1:
+        raise MetadataError(f"size is {size}; a group has at least one document.")
     spans = document_spans(params)
     if group_ids.shape != spans.row.shape:
         raise MetadataError(
