@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+BENCH := .venv-bench
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint bench clean
 
 $(READY): pyproject.toml constraints.txt compat/nemo-automodel-packed-seq/pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -23,5 +24,16 @@ lint: $(READY)  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+$(BENCH)/.ready: pyproject.toml constraints.txt benchmarks/peers.py
+	test -x $(BENCH)/bin/python || $(PYTHON) -m venv $(BENCH)
+	$(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy
+	$(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[hf]' trl lightbinpack
+	$(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps nemo-automodel
+	$(BENCH)/bin/python benchmarks/peers.py
+	touch $(BENCH)/.ready
+
+bench: $(BENCH)/.ready  ## every benchmark, peers side by side, into benchmarks/RESULTS.md (an hour; ONLY="metadata leaks" runs some)
+	$(BENCH)/bin/python benchmarks/run.py $(ONLY)
+
 clean:  ## remove everything that the other targets made
-	rm -rf $(VENV) demo-out dist build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(BENCH) demo-out dist build .pytest_cache .mypy_cache .ruff_cache

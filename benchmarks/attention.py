@@ -143,17 +143,22 @@ def measure(model: transformers.PreTrainedModel, candidates: dict[str, Candidate
 
 
 def report(candidates: dict[str, Candidate]) -> None:
-    print(f"{'':>14} {'forward':>22} {'forward + backward':>34}")
-    print(f"{'':>14} {'ratio':>7} {'cpu s':>8} {'wall s':>8} {'ratio':>12} {'cpu s':>8} {'wall s':>8}")
+    print("| attention | forward: of the mask's time | CPU s | wall s | forward + backward: of the mask's | CPU s | wall s |")
+    print("|---|---|---|---|---|---|---|")
     for name, candidate in candidates.items():
         cells = []
         for step in STEPS:
             if not candidate.cpu[step]:
-                cells.append(f"{'-':>7} {'-':>8} {'-':>8}")
+                cells += ["-", "-", "-"]
                 continue
             cpu, wall = statistics.median(candidate.cpu[step]), statistics.median(candidate.wall[step])
-            cells.append(f"{cpu / statistics.median(candidates['mask'].cpu[step]):>6.2f}x {cpu:>8.2f} {wall:>8.2f}")
-        print(f"{name:>14} {'     '.join(cells)}")
+            cells += [f"{ratio(candidates, name, step):.2f}x", f"{cpu:.2f}", f"{wall:.2f}"]
+        print(f"| {'[floor] ' if name == 'floor' else ''}{name} | {' | '.join(cells)} |", flush=True)
+
+
+def ratio(candidates: dict[str, Candidate], name: str, step: str, base: str = "mask") -> float:
+    """CPU time of a step over that of another candidate."""
+    return statistics.median(candidates[name].cpu[step]) / statistics.median(candidates[base].cpu[step])
 
 
 def main() -> None:
@@ -167,15 +172,25 @@ def main() -> None:
     torch.set_num_threads(1)
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, one thread, medians of {options.repeats}")
     model = small_llama(options.kv_heads)
+    heads: dict[int, list[str]] = {}
     for total in options.lengths:
         for mix in options.mixes:
             lengths = lengths_of(mix, total)
             padding = len(lengths) * max(lengths) / total
-            print(f"\nS={total} {mix}: {len(lengths)} documents, longest {max(lengths)}, padded {padding:.2f}x the tokens")
+            print(f"\nS={total} {mix}: {len(lengths)} documents, longest {max(lengths)}, padded {padding:.2f}x the tokens\n")
             candidates = candidates_of(lengths, flex=options.flex)
             check(model, candidates)
             measure(model, candidates, options.repeats)
             report(candidates)
+            step = "forward + backward"
+            of_mask, of_padded = (ratio(candidates, "packed_varlen", step, base) for base in ("mask", "padded"))
+            heads.setdefault(total, []).append(f"{mix} {of_mask:.2f}x and {of_padded:.2f}x")
+    for total, parts in heads.items():
+        print(
+            f"\nheadline: training step at S={total}: packed_varlen takes of the 4-D mask's and the padded batch's time: ",
+            end="",
+        )
+        print("; ".join(parts))
 
 
 if __name__ == "__main__":
