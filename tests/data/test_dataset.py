@@ -340,11 +340,6 @@ def test_a_plan_for_another_source_is_refused():
         PackedDataset(DOCUMENTS, replace(plan, start=plan.start + 1))
 
 
-def test_a_plan_with_slots_is_refused_with_the_way_out():
-    with pytest.raises(PlanError, match=r"multiples of 4 tokens.*Plan without align"):
-        PackedDataset([[1, 2, 3]], plan_rows([3], 8, align=4))
-
-
 def test_a_new_epoch_is_a_new_plan_over_the_source_that_is_open():
     dataset = PackedDataset(DOCUMENTS, plan_rows(lengths_of(DOCUMENTS), CAPACITY, seed=0))
     again = dataset.with_plan(plan_rows(dataset.lengths, CAPACITY, seed=1))
@@ -403,3 +398,46 @@ def test_a_source_that_changed_is_refused_where_it_is_opened_again(tmp_path):
     source.unlink()
     with pytest.raises(PackError, match=r"a.arrow: cannot be read"):
         pickle.loads(pickled)
+
+
+def documents_in_slots(batch, align: int) -> list[list[int]]:
+    """What lies in each slot of a batch by its map, every document from a multiple of `align` on."""
+    found = []
+    for ids, doc_ids in zip(batch["input_ids"], batch["doc_ids"], strict=True):
+        for doc in range(1, int(doc_ids.max()) + 1):
+            places = torch.nonzero(doc_ids == doc).flatten()
+            assert int(places[0]) % align == 0
+            assert len(places) == int(places[-1] - places[0]) + 1
+            found.append(ids[places].tolist())
+    return found
+
+
+@pytest.mark.parametrize("align", [4, 8])
+def test_the_rows_of_an_aligned_plan_are_laid_out_in_slots_by_the_collator(align):
+    dataset = PackedDataset(DOCUMENTS, plan_rows(lengths_of(DOCUMENTS), CAPACITY, align=align, seed=1))
+    collator = PackedCollator(row_length=CAPACITY, align=dataset.align, return_doc_ids=True)
+    found = []
+    for batch in DataLoader(dataset, batch_size=3, collate_fn=collator):
+        assert batch["input_ids"].shape[1] == CAPACITY
+        found += documents_in_slots(batch, align)
+    assert sorted(found) == sorted(document for document in DOCUMENTS if document)
+    plan = dataset.plan
+    batch = collator(dataset.__getitems__(range(len(dataset))))
+    firsts = [torch.nonzero((row[1:] != row[:-1]) & (row[1:] > 0)).flatten() + 1 for row in batch["doc_ids"]]
+    starts = np.split(plan.slot_starts(), plan.row_offsets[1:-1])
+    for first, expected in zip(firsts, starts, strict=True):
+        assert [0, *first.tolist()] == expected.tolist()
+
+
+def test_the_check_of_slots_sees_rows_collated_without_them():
+    dataset = PackedDataset([[1, 2, 3], [4, 5]], plan_rows([3, 2], 8, align=4))
+    assert dataset.align == 4
+    dense = PackedCollator(row_length=8, return_doc_ids=True)(dataset.__getitems__([0]))
+    with pytest.raises(AssertionError):
+        documents_in_slots(dense, 4)
+
+
+def test_a_collator_with_wider_slots_than_the_plan_is_refused():
+    dataset = PackedDataset([[1, 2, 3], [4, 5]], plan_rows([3, 2], 8, align=4))
+    with pytest.raises(PackError, match="in slots of 8, more than row_length=8"):
+        PackedCollator(row_length=8, align=8)(dataset.__getitems__([0]))

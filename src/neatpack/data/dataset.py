@@ -53,7 +53,8 @@ class PackedDataset:
             Parquet file, of a folder of them, or of one that `neatpack pack` or `datasets` wrote; or a sequence of documents,
             each its token ids or a mapping with `input_ids` and further columns.
         plan: rows of the documents of `source`, as `plan_rows(lengths_of(source), capacity)` makes them. None takes the rows
-            as they lie: those of a packed source, or one document a row.
+            as they lie: those of a packed source, or one document a row. The rows of a plan with `align` hold no padding
+            either; `PackedCollator(align=dataset.align)` lays their documents out in slots.
         ignore_columns: columns to leave out knowingly; any other is carried, or refused by name.
 
     Raises:
@@ -95,6 +96,11 @@ class PackedDataset:
     def plan(self) -> PackPlan:
         """The plan."""
         return self._plan
+
+    @property
+    def align(self) -> int:
+        """What the plan rounds slots up to: give it to the collator, `PackedCollator(align=dataset.align)`."""
+        return self._plan.align
 
     @property
     def lengths(self) -> np.ndarray:
@@ -178,11 +184,6 @@ def _check_plan(plan: PackPlan, lengths: np.ndarray) -> None:
     """Refuse a plan that was not made for documents of these lengths."""
     if not isinstance(plan, PackPlan):
         raise PlanError(f"plan must be a PackPlan, got {type(plan).__name__}. A BalancedPlan has one in its .plan.")
-    if plan.align > 1:
-        raise PlanError(
-            f"the plan gives documents slots of multiples of {plan.align} tokens, and rows have no padding between documents. "
-            "Plan without align; neatpack.convert.align lays a batch out in slots."
-        )
     plan.check_source(lengths)
     for begin in range(0, len(plan.doc), _BLOCK):
         block = slice(begin, begin + _BLOCK)
