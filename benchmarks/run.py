@@ -98,7 +98,7 @@ def page(sections: dict[str, str], where: str) -> str:
     ordered = [sections[section.name] for section in SECTIONS if section.name in sections]
     heads = [line.removeprefix("headline: ") for text in ordered for line in text.splitlines() if line.startswith("headline: ")]
     return (
-        "# Results\n\nMade by `make bench`; do not edit. Peers run side by side with neatpack in one run, each script says how.\n"
+        "# Results\n\nMade by `make bench`; do not edit. Peers run side by side with neatpack; each script says how.\n"
         "Ratios come first; absolute numbers are this machine's.\n\n"
         f"Machine: {where}.\n\n" + "\n".join(f"- {head}" for head in heads) + "\n\n" + "\n".join(ordered)
     )
