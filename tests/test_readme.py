@@ -5,7 +5,7 @@ import re
 import sys
 from pathlib import Path
 
-import pytest
+from code_blocks import packed_workplace, run_page
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -60,36 +60,13 @@ def test_every_module_says_in_one_line_what_it_is():
     assert [path.name for path in SOURCE.rglob("*.py") if not summary(path).endswith((".", "?"))] == []
 
 
-def blocks() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-
-
-@pytest.fixture
-def packed_corpus_and_model(tmp_path, monkeypatch):
-    """What the README's code finds: a packed folder and a checkpoint."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from neatpack.data import pack
-
+def test_the_code_of_the_readme_runs(tmp_path, monkeypatch):
+    packed_workplace(tmp_path)
     monkeypatch.chdir(tmp_path)
-    corpus = tmp_path / "corpus"
-    corpus.mkdir()
-    for number in range(12):
-        (corpus / f"{number}.txt").write_text(f"document {number} " * (number + 1))
-    pack([corpus], "packed", 256)
-    config = LlamaConfig(vocab_size=258, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
-    LlamaForCausalLM(config).save_pretrained("path/to/model")
-
-
-def test_the_code_of_the_readme_runs(packed_corpus_and_model):
-    first, *others = blocks()
     # Rows of the README have 4096 tokens; here 256 are enough.
-    names: dict = {}
-    exec(first.replace("4096", "256"), names)
+    names = run_page(README, {"4096": "256"})
     assert names["report"].isolated
-    for block in others:
-        exec(block, {})
-    assert others
+    assert names["params"].max_seqlen == 3
 
 
 if __name__ == "__main__":
