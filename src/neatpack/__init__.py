@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from neatpack.data import PackedDataset as PackedDataset
     from neatpack.data import lengths_of as lengths_of
+    from neatpack.data import pack_pairs as pack_pairs
     from neatpack.errors import PackError as PackError
     from neatpack.isolation import IsolationReport as IsolationReport
     from neatpack.isolation import check_isolation as check_isolation
@@ -16,7 +17,12 @@ if TYPE_CHECKING:
     from neatpack.packed_seq import to_flash_attention_kwargs as to_flash_attention_kwargs
     from neatpack.packed_seq import validate_doc_ids as validate_doc_ids
     from neatpack.planning import PackPlan as PackPlan
+    from neatpack.planning import StreamPlanner as StreamPlanner
+    from neatpack.planning import balance_rows as balance_rows
+    from neatpack.planning import load_plan as load_plan
+    from neatpack.planning import plan_groups as plan_groups
     from neatpack.planning import plan_rows as plan_rows
+    from neatpack.planning import save_plan as save_plan
     from neatpack.stream import PackedStream as PackedStream
     from neatpack.train import PackedCollator as PackedCollator
 
@@ -31,10 +37,16 @@ _PUBLIC = {
     "PackedDataset": "neatpack.data",
     "PackedSeqParams": "neatpack.packed_seq",
     "PackedStream": "neatpack.stream",
+    "StreamPlanner": "neatpack.planning",
+    "balance_rows": "neatpack.planning",
     "check_isolation": "neatpack.isolation",
     "lengths_of": "neatpack.data",
+    "load_plan": "neatpack.planning",
+    "pack_pairs": "neatpack.data",
     "packed_seq_params_from_doc_ids": "neatpack.packed_seq",
+    "plan_groups": "neatpack.planning",
     "plan_rows": "neatpack.planning",
+    "save_plan": "neatpack.planning",
     "to_flash_attention_kwargs": "neatpack.packed_seq",
     "validate_doc_ids": "neatpack.packed_seq",
 }

@@ -10,11 +10,13 @@ pack      the pipeline: start reading here
 
 dataset   virtual rows over a source and a plan         opening   sources with random access, here and in workers
 table     documents by number; flat their values        in_memory records as Python holds them
+slices    the copy of slices that rows are made of      groups    pairs and other groups that stay together
 stream    rows from a source read in order              lane      a share of it; feeds how sources are read
 """
 
 from neatpack.data.dataset import PackedDataset as PackedDataset
 from neatpack.data.dataset import lengths_of as lengths_of
+from neatpack.data.groups import pack_pairs as pack_pairs
 from neatpack.data.options import PackOptions as PackOptions
 from neatpack.data.pack import PackSummary as PackSummary
 from neatpack.data.pack import pack as pack
@@ -22,4 +24,14 @@ from neatpack.data.stream import RowStream as RowStream
 from neatpack.data.verify import VerifyReport as VerifyReport
 from neatpack.data.verify import verify as verify
 
-__all__ = ["PackOptions", "PackSummary", "PackedDataset", "RowStream", "VerifyReport", "lengths_of", "pack", "verify"]
+__all__ = [
+    "PackOptions",
+    "PackSummary",
+    "PackedDataset",
+    "RowStream",
+    "VerifyReport",
+    "lengths_of",
+    "pack",
+    "pack_pairs",
+    "verify",
+]

@@ -12,6 +12,7 @@ from neatpack.planning.balance import BalancedPlan as BalancedPlan
 from neatpack.planning.balance import balance_rows as balance_rows
 from neatpack.planning.balance import document_cost as document_cost
 from neatpack.planning.best_fit import plan_best_fit
+from neatpack.planning.groups import plan_groups as plan_groups
 from neatpack.planning.histogram import count_lengths, fewest_rows
 from neatpack.planning.in_order import plan_next_fit, plan_wrapped
 from neatpack.planning.lengths import check_lengths, fingerprint_lengths
@@ -39,6 +40,7 @@ __all__ = [
     "balance_rows",
     "document_cost",
     "load_plan",
+    "plan_groups",
     "plan_rows",
     "save_plan",
 ]
