@@ -82,6 +82,7 @@ class DocumentReader:
     def _encode(self, chunk: Chunk, problems: Problems) -> Documents:
         texts, chunk = checked_text(chunk, problems)
         ids, lengths = self.tokenizer.encode(texts)
+        problems.spelled.update(self.tokenizer.spelled_out(ids, lengths))
         eos_id = self.tokenizer.info.eos_id
         if eos_id is not None:
             ids, lengths = append_eos(ids, lengths, eos_id)

@@ -113,6 +113,7 @@ class PackJob:
                 self._count(documents.outline(), record)
                 add_content(content, documents, self._options)
             record.skipped, record.examples = problems.counts, problems.examples
+            record.spelled = dict(problems.spelled)
             record.content, record.pieces = content.total, content.documents
             writer.finish(record)
         return record

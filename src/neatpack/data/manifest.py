@@ -30,6 +30,7 @@ _SECTIONS: dict[str, dict[str, tuple[type, ...]]] = {
         "seed": (_NUMBER, _NONE),
         "eos": (_FLAG,),
         "eos_token": (_TEXT, _NONE),
+        "split_special_tokens": (_FLAG,),
         "trust_remote_code": (_FLAG,),
         "skip_bad": (_FLAG,),
         "vocab_size": (_NUMBER, _NONE),

@@ -29,8 +29,11 @@ class PackOptions:
         strategy: see `neatpack.plan_rows`.
         overflow: see `neatpack.plan_rows`.
         seed: shuffles rows within a packing unit; None keeps the planner's order.
-        eos: append the end-of-sequence token to every non-empty text document that does not end with it already.
+        eos: append the end-of-sequence token to every non-empty text document that does not end with it already. False
+            leaves off what a tokenizer appends by itself too.
         eos_token: the end-of-sequence token, where the tokenizer does not say or another one is wanted.
+        split_special_tokens: read `</s>` and the like in a text as the characters they are; False makes them the special
+            tokens they name, as text with chat markup needs. The summary says which ones texts spelled out.
         trust_remote_code: let a hub tokenizer run the code that it ships.
         skip_bad: count and report records that cannot be read, and go on; False stops at the first.
         vocab_size: ids at or above it are refused; for text the tokenizer's own size is used.
@@ -50,6 +53,7 @@ class PackOptions:
     seed: int | None = 0
     eos: bool = True
     eos_token: str | None = None
+    split_special_tokens: bool = False
     trust_remote_code: bool = False
     skip_bad: bool = False
     vocab_size: int | None = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
@@ -53,6 +54,8 @@ class PackSummary:
         lower_bound: fewest rows that any plan could have, summed over the packing units.
         shards: files written.
         skipped: records left out by `skip_bad`, by reason, and `skipped_examples` the first of each.
+        spelled: documents whose text spells out a special token (`</s>`), by its name; it became that token, unless
+            `split_special_tokens`.
         ignored_files: files in source folders that were not read, by suffix.
         ignored_columns: columns of the source that are not in the output.
         columns: columns of the output, and `dtype` the one of `input_ids`.
@@ -72,6 +75,7 @@ class PackSummary:
     shards: int
     skipped: dict[str, int]
     skipped_examples: dict[str, str]
+    spelled: dict[str, int]
     ignored_files: dict[str, int]
     ignored_columns: tuple[str, ...]
     columns: tuple[str, ...]
@@ -271,6 +275,7 @@ def _summarize(
         shards=len(shards),
         skipped=skipped,
         skipped_examples=examples,
+        spelled=dict(sum((Counter(part.spelled) for part in parts), Counter())),
         ignored_files=found.ignored,
         ignored_columns=tuple(dict.fromkeys(name for part in parts for name in part.ignored_columns)),
         columns=("input_ids", "seq_lengths", *labels, *options.token_columns, *options.document_columns),
@@ -301,6 +306,7 @@ def _manifest_counts(summary: PackSummary) -> dict[str, Any]:
         "lower_bound": summary.lower_bound,
         "padding": summary.padding,
         "skipped": summary.skipped,
+        "spelled": summary.spelled,
         "ignored_columns": list(summary.ignored_columns),
     }
 

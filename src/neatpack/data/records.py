@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -186,17 +187,19 @@ class BadRecordsError(Exception):
 
 @dataclass
 class Problems:
-    """Bad records: the first is an error, or with `skip` each is counted by its reason.
+    """Bad records: the first is an error, or with `skip` each is counted by its reason. Odd ones are used, and counted.
 
     Attributes:
         skip: count instead of raising.
         counts: bad records by reason.
         examples: the first message for each reason.
+        spelled: documents whose text spells out a special token, by its name.
     """
 
     skip: bool = False
     counts: dict[str, int] = field(default_factory=dict)
     examples: dict[str, str] = field(default_factory=dict)
+    spelled: Counter[str] = field(default_factory=Counter)
 
     def report(self, where: str, reason: str, detail: str, count: int = 1, cause: Exception | None = None) -> None:
         """Raise for the record at `where`, or count it and `count - 1` more like it.

@@ -6,7 +6,9 @@ The `bytes` tokenizer maps a text to its UTF-8 bytes, ids 0 to 255, with 256 for
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +22,9 @@ from neatpack.errors import MissingDependencyError, SourceError
 BYTES = "bytes"
 BYTES_EOS = 256
 BYTES_PAD = 257
+
+PROBES = 100
+"""Words of a vocabulary to try, to see what a tokenizer puts around a text."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,16 @@ class Tokenizer(Protocol):
     info: TokenizerInfo
 
     def encode(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-        """Ids `[T]` and lengths `[D] int64` of a `large_string` array without nulls, without the appended EOS."""
+        """Ids `[T]` and lengths `[D] int64` of a `large_string` array without nulls, without the appended EOS.
+
+        What the tokenizer puts around every text (a first token, a last one) is there; the last one not under `eos=False`.
+        """
+
+    def spelled_out(self, ids: np.ndarray, lengths: np.ndarray) -> dict[str, int]:
+        """Special tokens that the texts themselves spell out, in what `encode` gave: in how many documents, by name.
+
+        An EOS token that ends its text is none of them: such texts bring their own.
+        """
 
     def decode(self, ids: np.ndarray) -> str:
         """The text of ids `[n]`, special tokens by name: for reading, since not every id sequence is text."""
@@ -96,11 +110,64 @@ class BytesTokenizer:
         data, offsets = text_parts(texts)
         return data, np.diff(offsets)
 
+    def spelled_out(self, ids: np.ndarray, lengths: np.ndarray) -> dict[str, int]:
+        """See `Tokenizer.spelled_out`; no text spells a token that is no byte."""
+        return {}
+
     def decode(self, ids: np.ndarray) -> str:
         """See `Tokenizer.decode`; bytes that are no UTF-8 become U+FFFD."""
         names = {BYTES_EOS: b"<eos>", BYTES_PAD: b"<pad>"}
-        parts = (bytes((id_,)) if id_ < BYTES_EOS else names.get(id_, b"<%d>" % id_) for id_ in ids.tolist())
+        plain, *after_special = np.split(ids, np.flatnonzero(ids >= BYTES_EOS))
+        parts = [plain.astype(np.uint8).tobytes()]
+        for run in after_special:
+            parts += [names.get(int(run[0]), b"<%d>" % run[0]), run[1:].astype(np.uint8).tobytes()]
         return b"".join(parts).decode("utf-8", "replace")
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """The special tokens of a tokenizer, and how many of them it puts around every text by itself.
+
+    Attributes:
+        names: those that a text can spell out, by id.
+        before: how many it puts before a text, and `after` how many behind it.
+        eos_id: the one that ends a document, or None.
+    """
+
+    names: Mapping[int, str]
+    before: int
+    after: int
+    eos_id: int | None
+
+    @classmethod
+    def read(
+        cls, names: Mapping[int, str], vocabulary: Mapping[str, int], added: Callable[[str], Sequence[int]], eos_id: int | None
+    ) -> Surroundings:
+        """Look at a short text: `added` says 1 of each of its tokens that the tokenizer added. The first that has others."""
+        for text in ("a", *[word for word, id_ in islice(vocabulary.items(), PROBES) if id_ not in names]):
+            try:
+                mask = list(added(text))
+            except Exception:  # the packages raise plain Exception on a text that the vocabulary cannot say
+                continue
+            if 0 in mask:
+                return cls(names, mask.index(0), mask[::-1].index(0), eos_id)
+        return cls(names, 0, 0, eos_id)
+
+    def spelled_out(self, ids: np.ndarray, lengths: np.ndarray) -> dict[str, int]:
+        """See `Tokenizer.spelled_out`."""
+        special = np.flatnonzero(np.isin(ids, list(self.names)))
+        ends = np.cumsum(lengths)
+        owners = np.searchsorted(ends, special, side="right")
+        last = ends[owners] - self.after - 1
+        inside = (special - (ends - lengths)[owners] >= self.before) & (special <= last)
+        inside &= (special < last) | (ids[special] != (-1 if self.eos_id is None else self.eos_id))
+        pairs = np.unique(np.stack([ids[special[inside]].astype(np.int64), owners[inside]]), axis=1)
+        return {self.names[id_]: count for id_, count in zip(*_counted(pairs[0]), strict=True)}
+
+
+def _counted(values: np.ndarray) -> tuple[list[int], list[int]]:
+    distinct, counts = np.unique(values, return_counts=True)
+    return distinct.tolist(), counts.tolist()
 
 
 class FastTokenizer:
@@ -109,17 +176,26 @@ class FastTokenizer:
     def __init__(self, backend: Any, options: PackOptions, eos_token: str | None, pad_id: int | None) -> None:
         backend.no_truncation()
         backend.no_padding()
+        backend.encode_special_tokens = options.split_special_tokens
         self._backend = backend
-        vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=0)
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        vocab_size = 1 + max(vocabulary.values(), default=0)
         eos_id = _eos_id(options, eos_token, backend.token_to_id)
         digest = hashlib.sha256(backend.to_str().encode()).hexdigest()
         self.info = TokenizerInfo(options.tokenizer, vocab_size, eos_id, pad_id, digest)
+        names = {id_: token.content for id_, token in backend.get_added_tokens_decoder().items() if token.special}
+        self._around = Surroundings.read(names, vocabulary, lambda text: backend.encode(text).special_tokens_mask, eos_id)
+        self._cut = 0 if options.eos else self._around.after
 
     def encode(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         """See `Tokenizer.encode`; an empty text stays empty, without the tokens that the tokenizer would add."""
         strings = texts.to_pylist()
         encoded = iter(self._backend.encode_batch([text for text in strings if text]))
-        return _flatten([next(encoded).ids if text else [] for text in strings])
+        return _flatten([next(encoded).ids if text else [] for text in strings], self._cut)
+
+    def spelled_out(self, ids: np.ndarray, lengths: np.ndarray) -> dict[str, int]:
+        """See `Tokenizer.spelled_out`."""
+        return self._around.spelled_out(ids, lengths)
 
     def decode(self, ids: np.ndarray) -> str:
         """See `Tokenizer.decode`."""
@@ -132,18 +208,28 @@ class SlowTokenizer:
 
     def __init__(self, tokenizer: Any, options: PackOptions) -> None:
         self._tokenizer = tokenizer
+        self._options = {"truncation": False, "verbose": False, "split_special_tokens": options.split_special_tokens}
         vocabulary = tokenizer.get_vocab()
         eos_id = _eos_id(options, tokenizer.eos_token, vocabulary.get)
         digest = hashlib.sha256(repr(sorted(vocabulary.items())).encode()).hexdigest()
         size = 1 + max(vocabulary.values(), default=0)
         self.info = TokenizerInfo(options.tokenizer, size, eos_id, tokenizer.pad_token_id, digest)
+        names = {id_: token.content for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self._around = Surroundings.read(names, vocabulary, self._added, eos_id)
+        self._cut = 0 if options.eos else self._around.after
 
     def encode(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         """See `Tokenizer.encode`."""
         strings = texts.to_pylist()
-        return _flatten(
-            [self._tokenizer(text, truncation=False, verbose=False)["input_ids"] if text else [] for text in strings]
-        )
+        return _flatten([self._tokenizer(text, **self._options)["input_ids"] if text else [] for text in strings], self._cut)
+
+    def spelled_out(self, ids: np.ndarray, lengths: np.ndarray) -> dict[str, int]:
+        """See `Tokenizer.spelled_out`."""
+        return self._around.spelled_out(ids, lengths)
+
+    def _added(self, text: str) -> list[int]:
+        mask: list[int] = self._tokenizer(text, return_special_tokens_mask=True, **self._options)["special_tokens_mask"]
+        return mask
 
     def decode(self, ids: np.ndarray) -> str:
         """See `Tokenizer.decode`."""
@@ -151,9 +237,10 @@ class SlowTokenizer:
         return text
 
 
-def _flatten(lists: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    lengths = np.array([len(ids) for ids in lists], np.int64)
-    parts = [np.array(ids, np.int32) for ids in lists]
+def _flatten(lists: list[list[int]], cut: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and lengths of documents, the last `cut` tokens of each left off."""
+    parts = [np.array(ids[: len(ids) - cut] if ids else ids, np.int32) for ids in lists]
+    lengths = np.array([len(ids) for ids in parts], np.int64)
     return np.concatenate(parts) if parts else np.empty(0, np.int32), lengths
 
 

@@ -44,6 +44,7 @@ class PartRecord:
         in_place: whether the tokens stay in the source, and only lengths are kept here.
         text: whether the tokens come from text, by the tokenizer.
         skipped: records left out, by reason, and `examples` the first message for each.
+        spelled: documents whose text spells out a special token, by its name.
         ignored_columns: columns of the source that are not carried.
         types: of the values of further columns, and `further_bytes` the size of the file that holds them.
         content: order-free hash of what the rows must hold of the documents, and `pieces` how many pieces that is.
@@ -59,6 +60,7 @@ class PartRecord:
     text: bool = False
     skipped: dict[str, int] = field(default_factory=dict)
     examples: dict[str, str] = field(default_factory=dict)
+    spelled: dict[str, int] = field(default_factory=dict)
     ignored_columns: list[str] = field(default_factory=list)
     types: dict[str, str] = field(default_factory=dict)
     further_bytes: int = 0
