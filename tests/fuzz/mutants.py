@@ -1,10 +1,12 @@
 """Change a module in one place at a time and see whether its tests notice.
 
-    python tests/fuzz/mutants.py src/neatpack/packed_seq.py tests/test_packed_seq.py [--only 12] [--sample 100]
+    python tests/fuzz/mutants.py src/neatpack/packed_seq.py --tests tests/test_packed_seq.py --sample 100
+    python tests/fuzz/mutants.py src/neatpack/convert/*.py --tests tests/convert/test_{name}.py tests/convert --sample 60
 
-Each mutant is a copy of the package with one operator, comparison, constant or condition of the module changed. Its tests
-run in a forked process (the heavy imports are made once). Survivors are printed with their line: either a test is missing,
-or the change changes nothing that can be seen.
+Each mutant is a copy of the package with one operator, comparison, constant or condition of a module changed. Its tests run
+in a forked process (the heavy imports are made once), with a limit on the processor time that they take: a machine with other
+work kills no mutant. Tests named `{name}` after their module run first, and the others only on what these let pass. Survivors
+are printed with their line: either a test is missing, or the change changes nothing that can be seen.
 """
 
 from __future__ import annotations
@@ -13,13 +15,17 @@ import argparse
 import ast
 import contextlib
 import copy
+import importlib
+import json
 import os
 import random
 import shutil
 import signal
 import sys
+import sysconfig
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,7 +52,9 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.BitAnd: ast.BitOr,
     ast.BitOr: ast.BitAnd,
 }
-TIMEOUT = 120
+VERBS = {"killed": "killed", "hangs": "hang", "survives": "survive"}
+SECONDS = 60
+"""Processor time that the tests of a mutant may take: one that runs for longer hangs."""
 
 
 def mutants(source: str) -> Iterator[tuple[int, str, ast.Module]]:
@@ -122,22 +130,54 @@ def _drop_not(node: ast.UnaryOp) -> None:
     node.op, node.operand = ast.Not(), ast.UnaryOp(ast.Not(), node.operand)
 
 
-def survives(package: Path, tests: list[str], keyword: str) -> bool:
-    """Whether the tests pass with the package at this path, in a forked process."""
+def outcome(package: Path, stages: list[list[str]], keyword: str) -> str:
+    """What the tests say of the package at this path, one stage after the other: "survives", "killed" or "hangs"."""
+    for tests in stages:
+        child = os.fork()
+        if not child:
+            _run_tests(package, tests, keyword)
+        _, status = os.waitpid(child, 0)
+        if status:
+            return "hangs" if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGPROF, signal.SIGALRM) else "killed"
+    return "survives"
+
+
+def warm_up(package: Path, tests: list[str], keyword: str) -> bool:
+    """Whether the tests pass on the module as it is; what else they import is imported here, once for all mutants."""
+    listed = package / "imported.json"
     child = os.fork()
     if not child:
-        with contextlib.suppress(BaseException), Path(os.devnull).open("w") as nowhere:
-            os.dup2(nowhere.fileno(), 1)
-            os.dup2(nowhere.fileno(), 2)
-            sys.path.insert(0, str(package))
-            signal.alarm(TIMEOUT)
-            import pytest
-
-            options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", "-m", "not slow", "-k", keyword]
-            os._exit(int(pytest.main([*options, *tests])))
-        os._exit(99)
+        _run_tests(package, tests, keyword, listed)
     _, status = os.waitpid(child, 0)
+    for name in json.loads(listed.read_text()) if listed.exists() else []:
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
     return status == 0
+
+
+def _run_tests(package: Path, tests: list[str], keyword: str, listed: Path | None = None) -> None:
+    with contextlib.suppress(BaseException), Path(os.devnull).open("w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
+        sys.path.insert(0, str(package))
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        signal.alarm(30 * SECONDS)  # for one that waits
+        import pytest
+
+        # The plugins are imported already, and pytest warns of it.
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+        options += ["--hypothesis-seed=0", "-m", "not slow", "-k", keyword]
+        status = int(pytest.main([*options, *tests]))
+        if listed:
+            folders = sysconfig.get_paths()
+            roots = (folders["purelib"], folders["platlib"], folders["stdlib"])
+            listed.write_text(json.dumps([name for name, module in sys.modules.items() if _lies_in(module, roots)]))
+        os._exit(status)
+    os._exit(99)
+
+
+def _lies_in(module: object, roots: tuple[str, ...]) -> bool:
+    return (getattr(module, "__file__", None) or "").startswith(roots)
 
 
 def preload() -> None:
@@ -150,37 +190,58 @@ def preload() -> None:
     assert not any(name.startswith("neatpack") for name in sys.modules)
 
 
+def stages_of(module: Path, patterns: list[str]) -> list[list[str]]:
+    """The tests named after the module, where there are any, and then the others."""
+    named = [pattern.replace("{name}", module.stem) for pattern in patterns if "{name}" in pattern]
+    stages = [[path for path in named if Path(path).exists()], [path for path in patterns if "{name}" not in path]]
+    return [stage for stage in stages if stage]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("module", type=Path)
-    parser.add_argument("tests", nargs="+")
+    parser.add_argument("modules", type=Path, nargs="+")
+    parser.add_argument("--tests", nargs="+", required=True)
     parser.add_argument("--only", type=int, nargs="*", help="run these mutants alone")
-    parser.add_argument("--sample", type=int, help="run so many, drawn at random")
+    parser.add_argument("--sample", type=int, help="run so many of all modules' mutants, drawn at random")
     parser.add_argument("--keyword", default="", help="which of the tests to run, as pytest's -k")
     options = parser.parse_args()
     preload()
-    source = options.module.read_text(encoding="utf-8")
-    found = list(enumerate(mutants(source)))
-    chosen = [entry for entry in found if options.only is None or entry[0] in options.only]
+    found = [(module, *mutant) for module in sorted(options.modules) for mutant in mutants(module.read_text(encoding="utf-8"))]
+    chosen = [number for number in range(len(found)) if options.only is None or number in options.only]
     if options.sample and options.sample < len(chosen):
-        chosen = sorted(random.Random(0).sample(chosen, options.sample), key=lambda entry: entry[0])
-    root = next(parent for parent in options.module.resolve().parents if parent.name == "neatpack")
-    begin, survivors = time.monotonic(), []
+        chosen = sorted(random.Random(0).sample(chosen, options.sample))
+    root = next(parent for parent in options.modules[0].resolve().parents if parent.name == "neatpack")
     with tempfile.TemporaryDirectory() as folder:
-        copied = Path(folder) / "neatpack"
-        shutil.copytree(root, copied, ignore=shutil.ignore_patterns("__pycache__"))
-        victim = copied / options.module.resolve().relative_to(root)
-        if not survives(Path(folder), options.tests, options.keyword):
-            print("the tests fail on the module as it is")
+        shutil.copytree(root, Path(folder) / "neatpack", ignore=shutil.ignore_patterns("__pycache__"))
+        everything = sorted(
+            {path for module in options.modules for stage in stages_of(module, options.tests) for path in stage}
+        )
+        if not warm_up(Path(folder), everything, options.keyword):
+            print("the tests fail on the modules as they are")
             return 2
         sys.dont_write_bytecode = True
-        for number, (line, what, tree) in chosen:
-            victim.write_text(ast.unparse(tree), encoding="utf-8")
-            if survives(Path(folder), options.tests, options.keyword):
-                survivors.append(number)
-                print(f"{number:4d} line {line:3d} {what:24s} {source.splitlines()[line - 1].strip()}", flush=True)
+        assert not any(name.startswith("neatpack") for name in sys.modules)
+        if outcome(Path(folder), [everything], options.keyword) != "survives":
+            print("the tests fail on the modules as they are, once their imports are made")
+            return 2
+        return hunt(root, Path(folder), [(number, *found[number]) for number in chosen], options.tests, options.keyword)
+
+
+def hunt(root: Path, folder: Path, chosen: list, patterns: list[str], keyword: str) -> int:
+    """Run the mutants; print those that survive, and in the end how many of each kind there were."""
+    begin, outcomes = time.monotonic(), Counter()
+    for number, module, line, what, tree in chosen:
+        source = module.read_text(encoding="utf-8")
+        victim = folder / "neatpack" / module.resolve().relative_to(root)
+        victim.write_text(ast.unparse(tree), encoding="utf-8")
+        told = outcome(folder, stages_of(module, patterns), keyword)
+        outcomes[told] += 1
+        if told == "survives":
+            print(f"{number:4d} {module.name} {line:3d} {what:24s} {source.splitlines()[line - 1].strip()}", flush=True)
+        victim.write_text(source, encoding="utf-8")
     seconds = time.monotonic() - begin
-    print(f"{options.module.name}: {len(chosen)} of {len(found)} mutants, {len(survivors)} survive, {seconds:.0f} s")
+    counted = ", ".join(f"{outcomes[name]} {verb}" for name, verb in VERBS.items())
+    print(f"{len(chosen)} mutants: {counted}, {seconds:.0f} s", flush=True)
     return 0
 
 
