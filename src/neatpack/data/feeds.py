@@ -9,18 +9,20 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from neatpack.data.columns import list_parts
+from neatpack.data.columns import Documents, list_parts
 from neatpack.data.documents import DocumentReader
 from neatpack.data.in_memory import Document, documents_of
 from neatpack.data.options import PackOptions
-from neatpack.data.records import IDS, LABELS, Chunk, Problems
-from neatpack.data.sources import SourceList, find_parts
+from neatpack.data.readers import first_record
+from neatpack.data.records import IDS, LABELS, LISTS, SEQ_LENGTHS, Problems
+from neatpack.data.sources import Part, SourceList, find_parts
 from neatpack.data.table import is_list
 from neatpack.errors import SourceError
 
@@ -106,10 +108,14 @@ class DatasetFeed:
 
 
 class FileFeed:
-    """Files and folders, as `neatpack pack` reads them: whole files (or parts of them) a lane, where there are as many."""
+    """Files and folders, as `neatpack pack` reads them: whole files (or parts of them) a lane, where there are as many.
+
+    Further columns are carried as the first record of a file shows them: a list as long as `input_ids` has a value a token.
+    """
 
     def __init__(self, path: str, options: PackOptions, ignore: Collection[str]) -> None:
-        self._path, self._options, self._ignore = path, options, frozenset(ignore)
+        self._path, self._ignore = path, frozenset(ignore)
+        self._options = replace(options, ignore_columns=tuple(ignore))
         self.fingerprint = self._find().fingerprint()
 
     def _find(self) -> SourceList:
@@ -123,28 +129,71 @@ class FileFeed:
         by_part = len(found.parts) >= lanes
         parts = found.parts[lane::lanes] if by_part else found.parts
         first, index = mark or (0, 0)
-        reader, problems = DocumentReader(self._options), Problems()
+        readers: dict[PackOptions, DocumentReader] = {}
+        problems = Problems()
         for number in range(first, len(parts)):
             here = [number, index]
+            options = self._with_further_columns(parts[number])
+            reader = readers.setdefault(options, DocumentReader(options))
             for chunk in reader.chunks(parts[number], problems):
-                self._refuse_other_columns(chunk)
-                documents = reader.documents(chunk, problems)
-                ends = np.cumsum(documents.lengths)
-                for begin, end in zip((ends - documents.lengths).tolist(), ends.tolist(), strict=True):
+                for document in _documents(reader.documents(chunk, problems)):
                     if by_part or index % lanes == lane:
-                        document = {IDS: documents.ids[begin:end]}
-                        if documents.labels is not None:
-                            document[LABELS] = documents.labels[begin:end]
                         yield document, here
                     index += 1
 
-    def _refuse_other_columns(self, chunk: Chunk) -> None:
-        refused = [name for name in chunk.layout.ignored if name not in self._ignore]
+    def _with_further_columns(self, part: Part) -> PackOptions:
+        """The options, with the further columns of a file to be carried."""
+        record = first_record(part)
+        text = self._options.text_column or ("text" if IDS not in record else None)
+        chosen = {*self._options.token_columns, *self._options.document_columns}
+        own = {text} if text else {*LISTS}
+        kinds = {
+            name: _kind(name, value, record, text)
+            for name, value in record.items()
+            if name not in own and name not in chosen and name not in self._ignore
+        }
+        refused = [f"{name!r} ({kind})" for name, kind in kinds.items() if kind not in (_TOKENS, _DOCUMENTS)]
         if refused:
             raise SourceError(
-                f"{chunk.places.files[0]}: columns that are not read from files: {', '.join(map(repr, refused))}. Leave them "
-                f"out with ignore_columns={refused!r}, or stream the files as a datasets.IterableDataset, which carries them."
+                f"{part.files[0]}: columns that packed rows cannot carry: {', '.join(refused)}. Leave them out with "
+                "ignore_columns=[...]."
             )
+        tokens, documents = ([name for name in kinds if kinds[name] == kind] for kind in (_TOKENS, _DOCUMENTS))
+        return replace(
+            self._options,
+            token_columns=(*self._options.token_columns, *tokens),
+            document_columns=(*self._options.document_columns, *documents),
+        )
+
+
+_TOKENS, _DOCUMENTS = "a value a token", "a value a document"
+
+
+def _kind(name: str, value: Any, record: Mapping[str, Any], text: str | None) -> str:
+    """What a further column of a record holds, or why it cannot be carried."""
+    ids, packed = (None if text else record.get(column) for column in (IDS, SEQ_LENGTHS))
+    if name in (*LISTS, "text"):
+        return "tokens, where text is read" if name in LISTS else "text, where tokens are read"
+    if isinstance(value, list) and isinstance(ids, list) and len(value) == len(ids):
+        return _TOKENS
+    single = not isinstance(value, list | dict)
+    of_pieces = isinstance(packed, list) and isinstance(value, list) and len(value) == len(packed)
+    if of_pieces or (single and packed is None):
+        return _DOCUMENTS
+    return "neither one value a token nor one a document"
+
+
+def _documents(documents: Documents) -> Iterator[Document]:
+    """Documents one by one: each column an array (a value a token) or one value."""
+    ends = np.cumsum(documents.lengths)
+    tokens: dict[str, np.ndarray] = {IDS: documents.ids, **documents.tokens}
+    if documents.labels is not None:
+        tokens[LABELS] = documents.labels
+    values = {name: column.to_pylist() for name, column in documents.values.items()}
+    for index, (begin, end) in enumerate(zip((ends - documents.lengths).tolist(), ends.tolist(), strict=True)):
+        document: Document = {name: column[begin:end] for name, column in tokens.items()}
+        document.update((name, column[index]) for name, column in values.items())
+        yield document
 
 
 def _records(table: pa.Table) -> Iterator[dict[str, Any]]:

@@ -43,7 +43,7 @@ def read_jsonl(part: Part, choice: ColumnChoice, problems: Problems) -> Iterator
     layout = _layout(path, choice, problems)
     if layout is None:
         return
-    kinds = find_kinds(_records(path), layout)
+    kinds = find_kinds(records_of(path), layout)
     number = 0
     for block in _blocks(path, part):
         lines = block.count(b"\n") + (not block.endswith(b"\n"))
@@ -102,8 +102,8 @@ def _lines_before(path: str, position: int) -> int:
     return lines
 
 
-def _records(path: str) -> Iterator[dict[str, Any]]:
-    """Records of the file, as far as they can be read."""
+def records_of(path: str) -> Iterator[dict[str, Any]]:
+    """Records of a file, as far as they can be read, from the first on."""
     with _open(path) as stream:
         for line in _lines(path, stream):
             try:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from neatpack.data.columns import UNREADABLE, check_offsets, column_names
-from neatpack.data.jsonl import read_jsonl
+from neatpack.data.jsonl import read_jsonl, records_of
 from neatpack.data.records import Chunk, ColumnChoice, Layout, Places, Problems, choose_layout
 from neatpack.data.sources import Part
 from neatpack.errors import SourceError
@@ -52,6 +53,32 @@ def read_part(part: Part, choice: ColumnChoice, problems: Problems) -> Iterator[
             raise
         problems.counts["unusable file"] = problems.counts.get("unusable file", 0) + 1
         problems.examples.setdefault("unusable file", str(error))
+
+
+def first_record(part: Part) -> dict[str, Any]:
+    """The first record of a part's file as Python values, to see what its columns hold.
+
+    Empty where there is none, or where the file cannot be read: reading it reports what is wrong.
+    """
+    if part.format == "text":
+        return {}
+    path = part.files[0]
+    try:
+        if part.format == "jsonl":
+            return next(records_of(path), {})
+        for batch in _arrow_batches(path) if part.format == "arrow" else _first_of_parquet(path):
+            if batch.num_rows:
+                return dict(batch.slice(0, 1).to_pylist()[0])
+    except (*UNREADABLE, SourceError):
+        return {}
+    return {}
+
+
+def _first_of_parquet(path: str) -> Iterator[pa.RecordBatch]:
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        yield from file.iter_batches(1)
 
 
 def count_blocks(path: str, format_: str) -> int:
