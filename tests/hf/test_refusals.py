@@ -120,7 +120,7 @@ def test_a_model_that_computes_attention_itself_is_refused_instead_of_running_wi
 
 @pytest.mark.parametrize(
     ("name", "what"),
-    [("position_bias", "position bias"), ("alibi", "ALiBi"), ("sinks", "sinks"), ("indices", "sparse attention")],
+    [("position_bias", "position bias"), ("alibi", "ALiBi"), ("sinks", "sinks"), ("block_indices", "sparse attention")],
 )
 def test_what_is_not_computed_is_refused_by_name(name, what):
     attention = PackedVarlenAttention()

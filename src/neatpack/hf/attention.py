@@ -5,6 +5,7 @@ What decides, in this order:
 1. `cu_seq_lens_q` in the call: varlen over the flattened `[B * S]` tokens, after a check that the offsets describe them.
 2. Whole rows without padding: varlen with the segments that transformers found in the position ids, or one a row.
 3. A mask tensor (padding, a cache of another length, 4-D): attention under that mask.
+4. `indices` in the call, which holds for 1 to 3: the layer has selected keys, and sees those of them that are allowed.
 
 Position ids that restart where attention would flow on are refused in 2 and 3: that is a packed batch whose boundaries
 got lost on the way (a cache turns transformers' detection off, and so does any 2-D mask).
@@ -22,6 +23,7 @@ from neatpack.errors import ContractError
 from neatpack.hf.mask import PackedMask
 from neatpack.hf.segments import WAYS_OUT, SegmentsOfBatch, refuse_lost_boundaries
 from neatpack.hf.segments_op import traced_offsets
+from neatpack.hf.selected import selected_keys
 
 # What some models pass to their attention function, and packed_varlen does not compute.
 _UNSUPPORTED = {
@@ -78,6 +80,7 @@ class PackedVarlenAttention:
         cu_seq_lens_k: torch.Tensor | None = None,
         max_length_q: int | None = None,
         max_length_k: int | None = None,
+        indices: torch.Tensor | None = None,
         **options: Any,
     ) -> tuple[torch.Tensor, None]:
         """Attend as transformers' attention interface asks.
@@ -99,6 +102,7 @@ class PackedVarlenAttention:
             cu_seq_lens_k: the same offsets.
             max_length_q: at least the length of the longest segment.
             max_length_k: the same number.
+            indices: `[B, S, k]` places of the keys that the layer selected by its mask; see `neatpack.hf.selected`.
             options: whatever else the model and its caller pass.
 
         Returns:
@@ -117,9 +121,14 @@ class PackedVarlenAttention:
             mask = attention_mask
         else:
             refuse_lost_boundaries(attention_mask, position_ids, query.shape[0], query.shape[2], key.shape[2])
+            if indices is not None:
+                attention_mask = selected_keys(indices, attention_mask, None, key.shape[2], sliding_window, query.dtype)
             return _masked_attention(module, query, key, value, attention_mask, causal, scores), None
         _refuse_cache(query, key)
         cuts = self._cuts(query, mask, position_ids, *offered)
+        if indices is not None:
+            selected = selected_keys(indices, mask, cu_seq_lens_q, key.shape[2], sliding_window, query.dtype)
+            return _masked_attention(module, query, key, value, selected, causal, scores), None
         window = sliding_window
         if mask is not None:
             causal, window = mask.causal, mask.window or sliding_window

@@ -25,7 +25,8 @@ class PackedMask:
     """What a `[B, 1, S, S]` mask would say, for attention that needs no mask.
 
     It stands where a mask tensor would. A model that computes attention by itself, past the registered function, finds
-    no tensor here and stops with a ContractError instead of running without any mask.
+    no tensor here and stops with a ContractError instead of running without any mask. Only `mask[:, 0]` is answered, with
+    the mask in full: layers that select keys ask that way which ones they may select from.
 
     Attributes:
         starts: `[B, S]` bool, True where a position may not see its predecessor; None where every position may.
@@ -50,14 +51,49 @@ class PackedMask:
         later = None if self.sees_later is None else self.sees_later.to(device, non_blocking=non_blocking)
         return PackedMask(starts, self.from_positions, self.window, self.causal, later)
 
+    def dense(self, window: int | None = None) -> torch.Tensor:
+        """The mask in full: bool `[B, S, S]`, True where the second position is seen by the first.
+
+        Args:
+            window: sliding window in tokens, where the mask itself has none.
+
+        Raises:
+            ContractError: this mask says nothing about segments, so its shape is not known.
+        """
+        if self.starts is None:
+            raise _refusal("the shape")
+        segment, index = self.starts.cumsum(1), torch.arange(self.starts.shape[1], device=self.starts.device)
+        ahead = index[None, :] - index[:, None]
+        seen = segment[:, :, None] == segment[:, None, :]
+        if self.causal:
+            seen &= ahead <= 0
+        window = self.window or window
+        return seen if window is None else seen & (ahead > -window) & (ahead < window)
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        """`mask[:, 0]`, the mask of one head, bool `[B, S, S]`; anything else is refused."""
+        whole = slice(None)
+        if (
+            isinstance(index, tuple)
+            and index[:1] == (whole,)
+            and index[1:2] == (0,)
+            and set(map(str, index[2:])) <= {str(whole)}
+        ):
+            return self.dense()
+        raise _refusal("a part")
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
         """Stop the model that treats this as a tensor: its attention does not go through transformers' interface."""
-        raise ContractError(
-            f"this model's own code calls {getattr(func, '__name__', func)!r} on its attention mask: attention does not go "
-            "through transformers' AttentionInterface, so packed_varlen never runs and documents would mix. "
-            "Use attn_implementation='eager' with a 4-D additive mask (neatpack.convert.dense) for this model."
-        )
+        raise _refusal(repr(getattr(func, "__name__", func)))
+
+
+def _refusal(what: str) -> ContractError:
+    return ContractError(
+        f"this model's own code asks for {what} of its attention mask: attention does not go through transformers' "
+        "AttentionInterface, so packed_varlen never runs and documents would mix. "
+        "Use attn_implementation='sdpa' or 'eager' and the batch of collator_for(model)."
+    )
 
 
 def packed_mask(
@@ -130,7 +166,7 @@ def _compact(
 ) -> PackedMask | None:
     """Read segments off the sub-diagonal; None when later positions are visible (bidirectional blocks)."""
     window = local_size if local_size is not None and local_size < length else None
-    if allowed is None or length < 2 or not (overlaid or window is not None):
+    if allowed is None or not (overlaid or window is not None):
         return PackedMask(window=window)
     rows = torch.arange(batch, device=device)[:, None]
     later = torch.arange(1, length, device=device)[None, :] + offset
@@ -142,6 +178,8 @@ def _compact(
         return PackedMask(starts, from_positions=overlaid, window=window, sees_later=later_seen)
     if later_seen is not None and bool(later_seen):
         return None
-    if not overlaid and bool(joined.all()):
+    together = bool(joined.all())
+    if together and not overlaid:
         return PackedMask(window=window)
-    return PackedMask(starts, from_positions=overlaid, window=window)
+    # models that always want a mask in full ask like those whose positions restart; what tells them apart is the boundaries
+    return PackedMask(starts, from_positions=overlaid and not together, window=window)
