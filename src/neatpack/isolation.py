@@ -4,7 +4,7 @@ Boundaries are read from the batch's own document map, never from its position i
 model as it is, in eval mode and without gradients:
 
 - **influence**: change one document's tokens and run again; every other document's logits must stay where they were;
-- **difference**: run each document alone, from position 0; its logits must be those it had in the pack;
+- **difference**: run each document alone, from its first position on; its logits must be those it had in the pack;
 - **control**: run the same rows with every boundary removed; there a change must show, or the probe has shown nothing.
 
 The cost is two passes over the batch, two over its rows one by one, and for each document one more pass over the batch
@@ -191,7 +191,7 @@ class IsolationReport:
         if self.verdict == "leaking":
             return ["  use PackedCollator's batch with attn_implementation='packed_varlen' (see neatpack.hf.register)"]
         if self.verdict == "differing":
-            return ["  check position_ids: they must restart at 0 in every document"]
+            return ["  check position_ids: they must restart in every document, at the position that the model counts from"]
         return []
 
 
@@ -202,6 +202,7 @@ def check_isolation(
     doc_ids: torch.Tensor | None = None,
     tolerance: float | None = None,
     max_documents: int = 64,
+    position_start: int = 0,
 ) -> IsolationReport:
     """Measure whether the documents of a packed batch influence each other in a model.
 
@@ -217,6 +218,8 @@ def check_isolation(
             the size of an expert's batch changes the rounding, far below these.
         max_documents: probe at most so many, spread evenly and those with a successor in their row first; `probed` on
             the report says which.
+        position_start: the position of a document's first token, alone as in the pack: 0, or `padding_idx + 1` for models that
+            count from there (the RoBERTa family; `neatpack.hf.contract_for(model).position_start` says so).
 
     Returns:
         The report: `print(report)`, `report.isolated`, `report.raise_if_leaking()`.
@@ -241,8 +244,8 @@ def check_isolation(
             changed = {**call, "input_ids": swap.inside(documents[index])}
             influence[place] = _per_document(_moved(_logits(model, changed), before), documents)
             influence[place, index] = 0.0
-        difference = np.array([_difference_alone(model, inputs, documents[index], before) for index in probed])
-        control = _control(model, inputs, documents, swap)
+        difference = np.array([_difference_alone(model, inputs, documents[index], before, position_start) for index in probed])
+        control = _control(model, inputs, documents, swap, position_start)
     limit = _default_tolerance(model, before, documents) if tolerance is None else tolerance
     return IsolationReport(tuple(documents), tuple(probed), influence, difference, control, float(noise), limit)
 
@@ -334,13 +337,17 @@ class _TokenSwap:
         return changed
 
 
-def _difference_alone(model: torch.nn.Module, inputs: Mapping[str, Any], document: Document, packed: torch.Tensor) -> float:
+def _difference_alone(
+    model: torch.nn.Module, inputs: Mapping[str, Any], document: Document, packed: torch.Tensor, start: int
+) -> float:
     tokens = inputs["input_ids"][document.row : document.row + 1, document.start : document.end]
-    alone = _logits(model, _one_document(model, tokens))
+    alone = _logits(model, _one_document(model, tokens, start))
     return float(_moved(alone[0], packed[document.row, document.start : document.end]).max())
 
 
-def _control(model: torch.nn.Module, inputs: Mapping[str, Any], documents: list[Document], swap: _TokenSwap) -> float | None:
+def _control(
+    model: torch.nn.Module, inputs: Mapping[str, Any], documents: list[Document], swap: _TokenSwap, position_start: int
+) -> float | None:
     """With boundaries removed, how far the first document of a row moves those behind it; the smallest over the rows."""
     limit = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     shown = []
@@ -349,20 +356,21 @@ def _control(model: torch.nn.Module, inputs: Mapping[str, Any], documents: list[
         if not later:
             continue
         begin, boundary, end = first.start, later[0].start, later[-1].end
-        if isinstance(limit, int) and end - begin > limit:  # one sequence now: it must fit the model's positions
-            begin, end = max(begin, boundary - limit // 2), min(end, boundary + limit // 2)
+        if isinstance(limit, int) and end - begin > limit - position_start:  # one sequence now: it must fit the positions
+            half = (limit - position_start) // 2
+            begin, end = max(begin, boundary - half), min(end, boundary + half)
         rows = [ids[first.row : first.row + 1, begin:end] for ids in (inputs["input_ids"], swap.inside(first))]
-        before, after = (_logits(model, _one_document(model, row)) for row in rows)
+        before, after = (_logits(model, _one_document(model, row, position_start)) for row in rows)
         shown.append(float(_moved(after, before)[0, boundary - begin :].max()))
     return min(shown, default=None)
 
 
-def _one_document(model: torch.nn.Module, tokens: torch.Tensor) -> dict[str, Any]:
-    """Arguments for `tokens [1, n]` as one document: positions from 0, no cache; offsets only where forward names them."""
+def _one_document(model: torch.nn.Module, tokens: torch.Tensor, position_start: int) -> dict[str, Any]:
+    """Arguments for `tokens [1, n]` as one document: its positions, no cache; offsets only where forward names them."""
     one_segment = packed_seq_params_from_doc_ids(torch.ones(tokens.shape, dtype=torch.int64)).to(tokens.device)
     named = inspect.signature(model.forward).parameters
     offsets = {name: value for name, value in to_flash_attention_kwargs(one_segment).items() if name in named}
-    positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
+    positions = position_start + torch.arange(tokens.shape[1], device=tokens.device)[None]
     return {"input_ids": tokens, **_accepted(model, {"position_ids": positions, "use_cache": False}), **offsets}
 
 

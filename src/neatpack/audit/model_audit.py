@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from neatpack.audit.influence import InfluenceMap, influence_without_boundaries
 from neatpack.audit.models import build_small, has_weights, load_checkpoint, load_config
 from neatpack.errors import ContractError, SourceError
 from neatpack.hf import contract_for, register
@@ -32,6 +33,7 @@ class AttentionAudit:
         payload: what the contract has the collator send (see `neatpack.hf.Contract`); None where it refuses.
         refusal: why the contract refuses. The report then shows what the batch for everyone else would have done.
         bare: where the contract asks for a mask, what the same batch does without it.
+        removed: where it was asked for, how documents move each other with every boundary removed.
     """
 
     attention: str
@@ -41,6 +43,7 @@ class AttentionAudit:
     payload: str | None = None
     refusal: str | None = None
     bare: IsolationReport | None = None
+    removed: InfluenceMap | None = None
 
     @property
     def verdict(self) -> str:
@@ -110,7 +113,14 @@ class ModelAudit:
 
 
 def audit_model(
-    source: str | Path, *, attention: Sequence[str] = (), row_length: int = 64, rows: int = 2, seed: int = 0
+    source: str | Path,
+    *,
+    attention: Sequence[str] = (),
+    row_length: int = 64,
+    rows: int = 2,
+    seed: int = 0,
+    control: bool = False,
+    progress: Callable[[str, int, int], None] | None = None,
 ) -> ModelAudit:
     """Run the isolation probe on a model, once for each attention implementation.
 
@@ -124,6 +134,8 @@ def audit_model(
         row_length: S, tokens a row.
         rows: B.
         seed: for the packing, the tokens and random weights.
+        control: measure the map of the batch without its boundaries too, to read the other one against.
+        progress: told how many of the implementations are done.
 
     Raises:
         SourceError: no config there, or one that transformers does not know.
@@ -136,35 +148,41 @@ def audit_model(
     weights = "checkpoint" if has_weights(path) else "random"
     names = tuple(dict.fromkeys(attention)) or DEFAULT_ATTENTION
     results = []
-    for name in names:
+    for done, name in enumerate(names):
+        if progress:
+            progress("audit", done, len(names))
         try:
             model = load_checkpoint(path, name) if weights == "checkpoint" else _small(config, name, row_length, seed)
         except Exception as error:  # whatever transformers raises is the answer, not a failure of the audit
             results.append(AttentionAudit(name, None, _reason(error), bool(attention)))
             continue
-        results.append(_audit_one(model, name, bool(attention), rows, row_length, seed))
+        results.append(_audit_one(model, name, bool(attention), rows, row_length, seed, control))
     return ModelAudit(str(source), config.model_type, weights, rows, row_length, seed, tuple(results))
 
 
 def _audit_one(
-    model: torch.nn.Module, attention: str, requested: bool, rows: int, row_length: int, seed: int
+    model: torch.nn.Module, attention: str, requested: bool, rows: int, row_length: int, seed: int, control: bool
 ) -> AttentionAudit:
     """Ask for the contract, and measure: with what it sends, or with the plain batch where it refuses."""
-    payload = refusal = bare = None
+    payload = refusal = bare = removed = None
+    start = 0
     batch, doc_ids = packed_batch(_vocabulary(model), rows, row_length, seed)
     try:
         contract = contract_for(model)
-        payload = contract.payload
+        payload, start = contract.payload, contract.position_start
+        batch["position_ids"] += start
         if contract.mask_builder is not None:
-            bare = check_isolation(model, batch, doc_ids=doc_ids)
+            bare = check_isolation(model, batch, doc_ids=doc_ids, position_start=start)
             batch["attention_mask"] = contract.mask_builder(packed_seq_params_from_doc_ids(doc_ids))
     except ContractError as error:
         refusal = str(error)
     try:
-        report, reason = check_isolation(model, batch, doc_ids=doc_ids), None
+        report, reason = check_isolation(model, batch, doc_ids=doc_ids, position_start=start), None
     except Exception as error:  # whatever the model's own code raises is the answer
         report, reason = None, _reason(error)
-    return AttentionAudit(attention, report, reason, requested, payload, refusal, bare)
+    if control and report is not None:
+        removed = influence_without_boundaries(model, batch, doc_ids, position_start=start)
+    return AttentionAudit(attention, report, reason, requested, payload, refusal, bare, removed)
 
 
 def packed_batch(vocabulary: int, rows: int, row_length: int, seed: int) -> tuple[dict[str, Any], torch.Tensor]:

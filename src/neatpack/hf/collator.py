@@ -16,22 +16,25 @@ def collator_for(model: torch.nn.Module, **options: Any) -> PackedCollator:
 
     Args:
         model: a causal language model with the attention implementation it will train on; see `contract_for`.
-        options: those of `PackedCollator`. `pad_token_id` is the model's where it has one, and `mask_builder` is the
-            contract's: it cannot be chosen.
+        options: those of `PackedCollator`. `pad_token_id` is the model's where it has one; `mask_builder` and
+            `position_start` are the contract's and cannot be chosen.
 
     Returns:
         The collator; it holds nothing of the model and can be sent to data-loader workers.
 
     Raises:
-        ContractError: the model cannot be packed as it is (see `contract_for`), or `mask_builder` was given.
+        ContractError: the model cannot be packed as it is (see `contract_for`), or what the contract decides was given.
 
     Example:
         >>> trainer = Trainer(model, args, train_dataset=rows, data_collator=collator_for(model))  # doctest: +SKIP
     """
-    if "mask_builder" in options:
-        raise ContractError("collator_for decides on mask_builder; to choose one yourself, build PackedCollator(...) directly.")
+    for decided in ("mask_builder", "position_start"):
+        if decided in options:
+            raise ContractError(
+                f"collator_for decides on {decided}; to choose it yourself, build PackedCollator(...) directly."
+            )
     contract = contract_for(model)
     config: Any = getattr(model, "config", None)
     pad = getattr(config, "pad_token_id", None)
     defaults = {"pad_token_id": pad} if isinstance(pad, int) and pad >= 0 else {}
-    return PackedCollator(**{**defaults, **options}, mask_builder=contract.mask_builder)
+    return PackedCollator(**{**defaults, **options}, mask_builder=contract.mask_builder, position_start=contract.position_start)

@@ -15,7 +15,8 @@ form they come in. A contract names the form that all of them read:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, cast
 
@@ -30,10 +31,8 @@ from neatpack.packed_seq import PackedSeqParams
 Payload = Literal["offsets", "positions", "mask", "mask_dict"]
 
 _STOCK = ("eager", "sdpa", "flex_attention")
-# Keyword arguments by which attention classes ask for more than a registered function computes from boundaries alone.
-_SPARSE = {"indices", "block_indices"}
-# Layers that select keys among those a mask allows keep documents apart under a mask, and only there.
-_KINDS_UNDER_A_MASK = ATTENTION_KINDS | {"indexed_attention"}
+# Layers that select keys among those a mask allows: where their attention function takes the mask and the selection.
+_SELECTING = "indexed_attention"
 _LOST = "offsets do not reach the attention, because {} takes no keyword arguments or does not pass them on"
 _ON_PACKED_VARLEN = "Use attn_implementation=neatpack.hf.register() (packed_varlen), which reads the offsets"
 
@@ -48,11 +47,12 @@ class Contract:
         payload: `offsets`, `positions`, `mask` or `mask_dict`; see the module.
         window: sliding window in tokens that the masks must carry, since an explicit mask switches the model's own off.
         dtype: of additive masks, None for bool ones.
+        position_start: the position of a document's first token: 0, or `padding_idx + 1` in the RoBERTa family.
         why: the reason in words.
 
     Example:
         >>> print(contract_for(model))                                             # doctest: +SKIP
-        LlamaForCausalLM on sdpa: positions: position_ids that restart, no attention_mask, use_cache=False
+        LlamaForCausalLM on sdpa: positions: no attention_mask, use_cache=False, position_ids that restart
     """
 
     model: str
@@ -60,6 +60,7 @@ class Contract:
     payload: Payload
     window: int | None = None
     dtype: torch.dtype | None = None
+    position_start: int = 0
     why: str = ""
 
     @property
@@ -73,15 +74,19 @@ class Contract:
         return None
 
     def __str__(self) -> str:
-        return f"{self.model} on {self.attention}: {self.payload}: {_PAYLOADS[self.payload]}{self.why and f' ({self.why})'}"
+        start = f" from {self.position_start} on" if self.position_start else ""
+        why = f" ({self.why})" if self.why else ""
+        return f"{self.model} on {self.attention}: {self.payload}: {_PAYLOADS[self.payload]}{start}{why}"
 
 
 _PAYLOADS: dict[str, str] = {
-    "offsets": "flash kwargs cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k with position_ids, no attention_mask",
-    "positions": "position_ids that restart, no attention_mask, use_cache=False",
+    "offsets": "no attention_mask, flash kwargs cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k with position_ids",
+    "positions": "no attention_mask, use_cache=False, position_ids that restart",
     "mask": "a 4-D attention_mask (bool for sdpa, additive for eager) with position_ids",
     "mask_dict": "4-D masks by layer type as attention_mask (bool for sdpa, additive for eager) with position_ids",
 }
+
+_SENT = {"positions": "position_ids that restart", "mask": "a 4-D mask", "mask_dict": "4-D masks by layer type"}
 
 
 def contract_for(model: torch.nn.Module) -> Contract:
@@ -102,8 +107,17 @@ def contract_for(model: torch.nn.Module) -> Contract:
 
 
 def _decide(facts: ModelFacts, model: torch.nn.Module) -> Contract:
+    payload = _payload(facts, model)
+    if not facts.other_inputs:
+        return payload
+    text_only = f"text only: rows carry no {' or '.join(facts.other_inputs)}"
+    return replace(payload, why="; ".join(filter(None, (payload.why, text_only))))
+
+
+def _payload(facts: ModelFacts, model: torch.nn.Module) -> Contract:
     kind = _kind_of(facts.attention)
-    _refuse_what_no_payload_reaches(facts, known=_KINDS_UNDER_A_MASK if kind == "stock" else ATTENTION_KINDS)
+    _refuse_what_no_payload_reaches(facts, known=ATTENTION_KINDS if kind == "flash" else ATTENTION_KINDS | {_SELECTING})
+    start = cast(int, facts.position_start)
     if kind in ("flash", "packed"):
         dtypes = {parameter.dtype for parameter in model.parameters()}
         if kind == "flash" and torch.float32 in dtypes and not facts.flash_finds_dtype:
@@ -111,16 +125,26 @@ def _decide(facts: ModelFacts, model: torch.nn.Module) -> Contract:
                 f"{facts.name} on {facts.attention}: in float32 transformers' flash path looks for an nn.Linear in the "
                 "attention layer to cast to, finds none and stops. Load the model in bfloat16."
             )
-        if kind == "packed" and facts.loses_kwargs and not facts.by_themselves and _masks_carry_positions(facts):
+        _refuse_own_attention(facts, model)
+        if kind == "flash" or not _selects_by_positions(facts):
+            _refuse_rewritten_masks(facts, model)
+        if facts.loses_kwargs and kind == "packed" and _masks_carry_positions(facts):
             lost = _LOST.format(_listed(facts))
-            return Contract(model=facts.name, attention=facts.attention, payload="positions", why=lost)
-        _refuse_unless_offsets_arrive(facts, packed=kind == "packed")
-        return Contract(model=facts.name, attention=facts.attention, payload="offsets")
+            return Contract(model=facts.name, attention=facts.attention, payload="positions", position_start=start, why=lost)
+        if facts.loses_kwargs:
+            lost = _LOST.format(_listed(facts))
+            raise ContractError(f"{facts.name} on {facts.attention}: {lost}. {_stock_way_out(facts, model)}")
+        return Contract(model=facts.name, attention=facts.attention, payload="offsets", position_start=start)
     if facts.attention == "flex_attention":
-        _refuse_rewritten_masks(facts)
+        _refuse_rewritten_masks(facts, model)
     if _masks_carry_positions(facts):
-        return Contract(model=facts.name, attention=facts.attention, payload="positions")
+        return Contract(model=facts.name, attention=facts.attention, payload="positions", position_start=start)
     return _mask_contract(facts, next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32))
+
+
+def _selects_by_positions(facts: ModelFacts) -> bool:
+    """Do its layers select keys by a mask that knows the documents, and tell the attention function which?"""
+    return "indices" in facts.asks_attention_for and _masks_carry_positions(facts)
 
 
 def _masks_carry_positions(facts: ModelFacts) -> bool:
@@ -160,10 +184,22 @@ def _refuse_what_no_payload_reaches(facts: ModelFacts, known: frozenset[str]) ->
             "from one document into the next, whatever offsets, positions or masks are sent. "
             "Train it on one document a row, or choose an attention-only model."
         )
+    if unknown and "block_indices" in facts.asks_attention_for:
+        raise ContractError(
+            f"{facts.name} has layers of kind {', '.join(unknown)}, which select keys in blocks (block_indices=): they number "
+            "the blocks along the row but the queries by position_ids, and in every document but a row's first select "
+            "other blocks than alone. Train it on one document a row."
+        )
     if unknown:
         raise ContractError(
             f"{facts.name} has layers of kind {', '.join(unknown)} (config.layer_types), which are not known to keep documents "
-            f"apart on {facts.attention}. Try another attn_implementation (sdpa, eager), or train it on one document a row."
+            f"apart on {facts.attention}. Train it on one document a row."
+        )
+    if facts.selects_by_itself:
+        raise ContractError(
+            f"{facts.name}: {', '.join(facts.selects_by_itself)} keeps the few keys of a row that score highest, and tokens "
+            "that repeat score the same: which of them stay depends on where in the row the document lies. "
+            "Train it on one document a row."
         )
     if not facts.causal:
         raise ContractError(
@@ -174,10 +210,15 @@ def _refuse_what_no_payload_reaches(facts: ModelFacts, known: frozenset[str]) ->
         raise ContractError(
             f"{facts.name} has no attention layer that could be told boundaries. Train it on one document a row."
         )
-    if facts.counts_own_positions:
+    if facts.blocks is not None:
         raise ContractError(
-            f"{facts.name} numbers its tokens from the padding id on, along the whole row: positions that restart at 0 mean "
-            "something else to it. Train it on one document a row."
+            f"{facts.name} is configured for attention in blocks of the row (config.attention_type={facts.blocks!r}): "
+            "blocks do not end where documents do. Load it with attention_type='original_full'."
+        )
+    if facts.position_start is None:
+        raise ContractError(
+            f"{facts.name} numbers its tokens by itself, and not from one padding id on: where a document's positions would "
+            "have to start is not known. Train it on one document a row."
         )
     if not facts.takes_positions and not facts.biased_by_distance:
         raise ContractError(
@@ -186,38 +227,32 @@ def _refuse_what_no_payload_reaches(facts: ModelFacts, known: frozenset[str]) ->
         )
 
 
-def _refuse_unless_offsets_arrive(facts: ModelFacts, *, packed: bool) -> None:
-    where = f"{facts.name} on {facts.attention}"
+def _refuse_own_attention(facts: ModelFacts, model: torch.nn.Module) -> None:
     if facts.by_themselves:
         raise ContractError(
-            f"{where}: {', '.join(facts.by_themselves)} computes attention in its own code, past transformers' "
-            f"AttentionInterface, and reads no offsets. {_stock_way_out(facts)}"
-        )
-    if facts.loses_kwargs:
-        raise ContractError(f"{where}: {_LOST.format(_listed(facts))}. {_stock_way_out(facts)}")
-    _refuse_rewritten_masks(facts)
-    sparse = sorted(_SPARSE & facts.asks_attention_for)
-    if sparse and packed:
-        raise ContractError(
-            f"{where}: its attention selects keys ({', '.join(sparse)}=), which packed_varlen does not compute. "
-            f"{_stock_way_out(facts)}"
+            f"{facts.name} on {facts.attention}: {', '.join(facts.by_themselves)} computes attention in its own code, past "
+            f"transformers' AttentionInterface, and reads no offsets. {_stock_way_out(facts, model)}"
         )
 
 
-def _refuse_rewritten_masks(facts: ModelFacts) -> None:
+def _refuse_rewritten_masks(facts: ModelFacts, model: torch.nn.Module) -> None:
     if facts.rewrites_mask:
         raise ContractError(
             f"{facts.name} on {facts.attention}: {', '.join(facts.rewrites_mask)} computes a mask of its own from the one it "
-            f"is given, and here it is given none that it could. {_stock_way_out(facts)}"
+            f"is given, and here it is given none that it could. {_stock_way_out(facts, model)}"
         )
 
 
-def _stock_way_out(facts: ModelFacts) -> str:
-    return (
-        "Use attn_implementation='eager' and collator_for(model), which sends what its mask builder reads."
-        if facts.masks_see_positions is not None
-        else "Train it on one document a row."
-    )
+def _stock_way_out(facts: ModelFacts, model: torch.nn.Module) -> str:
+    """The implementations of transformers that this model's documents stay apart on, and what they are sent there."""
+    kept: dict[str, str] = {}
+    for attention in facts.stock:
+        with suppress(ContractError):
+            kept[attention] = _payload(replace(facts, attention=attention), model).payload
+    if not kept:
+        return "Train it on one document a row."
+    names, payloads = " or ".join(map(repr, kept)), dict.fromkeys(_SENT[payload] for payload in kept.values())
+    return f"Use attn_implementation={names} with collator_for(model), which sends {' or '.join(payloads)} there."
 
 
 def _mask_contract(facts: ModelFacts, dtype: torch.dtype) -> Contract:
@@ -242,6 +277,7 @@ def _mask_contract(facts: ModelFacts, dtype: torch.dtype) -> Contract:
     kinds = set(facts.layer_kinds)
     additive = None if facts.attention == "sdpa" else dtype
     shared: dict[str, Any] = {"model": facts.name, "attention": facts.attention, "dtype": additive, "why": blind}
+    shared["position_start"] = facts.position_start
     if facts.window is None and "chunked_attention" not in kinds:
         return Contract(payload="mask", **shared)
     if facts.takes_mask_dict and kinds <= {"full_attention", "sliding_attention"}:

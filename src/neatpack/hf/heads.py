@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import re
 from typing import Any, cast
 
 import torch
 
 from neatpack.errors import ContractError, MissingDependencyError
+from neatpack.hf.model_facts import other_inputs
 
 # Heads that transformers registers, by its mapping: what each would make of a packed row, and the way out.
 _HEADS = {
@@ -25,17 +25,16 @@ _HEADS = {
         "Use one document a row",
     ),
     "MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES": ("a multiple-choice head: it scores one choice a row", "Use one choice a row"),
-    "MODEL_FOR_MASKED_LM_MAPPING_NAMES": (
-        "a masked-language-model head on an encoder: its tokens see later ones",
-        "Use one document a row",
-    ),
     "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES": (
         "an encoder and a decoder: documents of a row have two lengths each, and rows carry one",
         "Use one pair a row",
     ),
+    "MODEL_FOR_MASKED_LM_MAPPING_NAMES": (
+        "a masked-language-model head on an encoder: its tokens see later ones",
+        "Use one document a row",
+    ),
     "MODEL_MAPPING_NAMES": ("no language-modelling head", "Load it with AutoModelForCausalLM"),
 }
-_OTHER_ARGUMENT = re.compile(r"pixel|image|video|audio|input_features|shared_kv_states")
 _TEXT_ONLY = "Pack for a causal language model of text."
 _WRAPPERS = ("module", "_orig_mod")
 
@@ -86,13 +85,16 @@ def _refuse_head(model: Any) -> None:
     from transformers.models.auto import modeling_auto
 
     name, config = type(model).__name__, model.config
-    refuse_several_models(name, config)
-    arguments = inspect.signature(model.forward).parameters
-    modal = [argument for argument in arguments if _OTHER_ARGUMENT.search(argument)]
-    if modal:
-        raise ContractError(f"{name} takes other inputs than text ({', '.join(modal)}), which rows do not carry. {_TEXT_ONLY}")
+    refuse_several_models(name, config, model)
+    if "shared_kv_states" in inspect.signature(model.forward).parameters:
+        raise ContractError(
+            f"{name} reads the keys and values of another model (shared_kv_states), which rows do not carry. {_TEXT_ONLY}"
+        )
     if name in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
         return
+    modal = other_inputs(model)
+    if modal:
+        raise ContractError(f"{name} takes other inputs than text ({', '.join(modal)}), which rows do not carry. {_TEXT_ONLY}")
     for mapping, (what, way_out) in _HEADS.items():
         if name in _class_names(getattr(modeling_auto, mapping, {})):
             raise ContractError(f"{name} is {what}. {way_out}.")
@@ -100,22 +102,28 @@ def _refuse_head(model: Any) -> None:
         raise ContractError(f"{name} has no head that predicts next tokens. Load it with AutoModelForCausalLM.")
 
 
-def refuse_several_models(name: str, config: Any) -> None:
-    """Refuse a model that its config declares to be made of several; known before the model is built.
+def refuse_several_models(name: str, config: Any, model: torch.nn.Module | None = None) -> None:
+    """Refuse a model that is made of several.
 
     Args:
         name: the model's class.
         config: its config.
+        model: the model; what its config declares and it does not hold is no part of it (an image model that was left out).
+            None where it could not even be built without weights: then what the config declares counts.
 
     Raises:
-        ContractError: there are sections of other models than the text model.
+        ContractError: there are other models than the text model.
     """
-    sections = getattr(type(config), "sub_configs", {})
-    parts = [key for key, kind in sections.items() if key != "text_config" and _is_model(kind)]
-    if parts:
+    text, sections = config.get_text_config(), getattr(type(config), "sub_configs", {})
+    declared = {key: getattr(config, key, None) for key, kind in sections.items() if key != "text_config" and _is_model(kind)}
+    others = {key: type(part) for key, part in declared.items() if part is not None and type(part) is not type(text)}
+    if model is not None:
+        held = {type(getattr(module, "config", None)) for module in model.modules()}
+        others = {key: kind for key, kind in others.items() if kind in held}
+    if others:
         raise ContractError(
-            f"{name} is made of several models ({', '.join(parts)}): rows carry documents of one text model, and nothing tells "
-            "the others where those end. Pack for its text model, where it has one (the *ForCausalLM of "
+            f"{name} is made of several models ({', '.join(others)}): rows carry documents of one text model, and nothing "
+            "tells the others where those end. Pack for its text model, where it has one (the *ForCausalLM of "
             "config.get_text_config())."
         )
 

@@ -34,6 +34,7 @@ _DECAY_PARAMETERS = frozenset({"A_log", "dt_bias", "time_decay", "slope_rate"})
 _DISTANCE_BIAS = re.compile(r"alibi", re.IGNORECASE)
 # Code that is an encoder or a decoder as its config says; examples in docstrings aside.
 _ASKS_WHETHER_DECODER = re.compile(r"^(?!\s*>>>).*\b(?:self|config)\.is_decoder\b", re.MULTILINE)
+_OTHER_INPUT = re.compile(r"pixel|image|video|audio|input_features")
 _BIAS_FROM_MASK = re.compile(r"alibi\w*\(\s*attention_mask", re.IGNORECASE)
 
 
@@ -47,8 +48,9 @@ class ModelFacts:
         masks_see_positions: every causal mask that its code builds is built from `position_ids` too; None where its code
             builds none through transformers' mask builders.
         takes_mask_dict: its code takes masks by layer type as `attention_mask`.
-        takes_positions: its `forward` names `position_ids`.
-        counts_own_positions: its code numbers the tokens by itself, from the padding id on.
+        takes_positions: its `forward` names `position_ids`, or hands its keyword arguments to a part that does.
+        position_start: the number of a document's first token; where its code numbers them from the padding id on, one past
+            that; None where it numbers them from somewhere else.
         biased_by_distance: its scores carry a bias by distance (ALiBi) and it needs no position ids.
         reads_mask_as_padding: its distance bias is computed from a 2-D `attention_mask`, so that it takes no 4-D one.
         through_interface: names of attention classes that run the registered function.
@@ -56,13 +58,17 @@ class ModelFacts:
         loses_kwargs: names of modules between the model and its attention whose `forward` takes no keyword arguments, or
             does not pass them on, so that offsets cannot reach it.
         asks_attention_for: keyword names that its attention classes hand to the registered function.
+        selects_by_itself: names of attention classes that keep the best few keys of a row, inside their own code.
         rewrites_mask: names of attention classes that compute a mask of their own from the one they are given.
         recurrent: names of layers that carry a state or convolve over tokens.
         layer_kinds: what `config.layer_types` names, sorted.
+        blocks: the kind of attention in blocks that its config asks for, None for none.
         window: sliding window of its attention in tokens, None for unlimited.
         all_sliding: every attention layer slides.
         causal: tokens see no later ones; False for an encoder that was not configured as a decoder.
         flash_finds_dtype: every attention layer holds an `nn.Linear`, whose dtype transformers' flash path casts float32 to.
+        stock: which of `sdpa` and `eager` transformers offers for it.
+        other_inputs: arguments of its `forward` for inputs other than text.
     """
 
     name: str
@@ -70,20 +76,24 @@ class ModelFacts:
     masks_see_positions: bool | None
     takes_mask_dict: bool
     takes_positions: bool
-    counts_own_positions: bool
+    position_start: int | None
     biased_by_distance: bool
     reads_mask_as_padding: bool
     through_interface: tuple[str, ...]
     by_themselves: tuple[str, ...]
     loses_kwargs: tuple[str, ...]
     asks_attention_for: frozenset[str]
+    selects_by_itself: tuple[str, ...]
     rewrites_mask: tuple[str, ...]
     recurrent: tuple[str, ...]
     layer_kinds: tuple[str, ...]
+    blocks: str | None
     window: int | None
     all_sliding: bool
     causal: bool
     flash_finds_dtype: bool
+    stock: tuple[str, ...]
+    other_inputs: tuple[str, ...]
 
 
 def model_facts(model: torch.nn.Module) -> ModelFacts:
@@ -99,22 +109,31 @@ def model_facts(model: torch.nn.Module) -> ModelFacts:
         attention=str(text._attn_implementation),
         masks_see_positions=_masks_see_positions(sources),
         takes_mask_dict="attention_mask, dict)" in whole,
-        takes_positions="position_ids" in inspect.signature(model.forward).parameters,
-        counts_own_positions="create_position_ids_from_input_ids" in whole,
+        takes_positions=_takes_positions(model, sources),
+        position_start=_position_start(model),
         biased_by_distance=bool(_DISTANCE_BIAS.search(whole)),
         reads_mask_as_padding=bool(_BIAS_FROM_MASK.search(whole)),
         through_interface=_names(module for _, module in attention),
         by_themselves=_names(_own_attention(model, attention)),
         loses_kwargs=_names(_modules_that_lose_kwargs(model, attention, sources)),
         asks_attention_for=_asked(sources),
+        selects_by_itself=_names(module for _, module in attention if "topk(" in _source_of(module, sources)),
         rewrites_mask=_names(module for _, module in attention if _rewrites_mask(_source_of(module, sources))),
         recurrent=tuple(_recurrent(model)),
         layer_kinds=kinds,
+        blocks=_blocks(text),
         window=_window(text, whole),
         all_sliding="full_attention" not in kinds,
         causal=not (_ASKS_WHETHER_DECODER.search(whole) and getattr(text, "is_decoder", True) is False),
         flash_finds_dtype=all(any(isinstance(part, torch.nn.Linear) for part in module.modules()) for _, module in attention),
+        stock=("sdpa", "eager") if getattr(model, "_supports_sdpa", False) else ("eager",),
+        other_inputs=other_inputs(model),
     )
+
+
+def other_inputs(model: torch.nn.Module) -> tuple[str, ...]:
+    """Arguments of a model's `forward` for images, sound and the like."""
+    return tuple(name for name in inspect.signature(model.forward).parameters if _OTHER_INPUT.search(name))
 
 
 def _sources(model: torch.nn.Module) -> dict[type, str]:
@@ -214,6 +233,41 @@ def _is_none(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
 
 
+# --- positions --------------------------------------------------------------------------------------------------------
+
+
+def _takes_positions(module: torch.nn.Module, sources: dict[type, str]) -> bool:
+    """Does `forward` name `position_ids`, or hand all its keyword arguments to a part of it that does?"""
+    parameters = inspect.signature(module.forward).parameters
+    if "position_ids" in parameters:
+        return True
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return False
+    return any(_takes_positions(part, sources) for part in _parts_given_kwargs(module, sources))
+
+
+def _parts_given_kwargs(module: torch.nn.Module, sources: dict[type, str]) -> Iterator[torch.nn.Module]:
+    """Parts that a module's own `forward` calls by name (`self.model.decoder(...)`) with `**kwargs`."""
+    tree = ast.parse(sources.get(type(module), ""))
+    forwards = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "forward")
+    modules = dict(module.named_modules())
+    for node in (inner for forward in forwards for inner in ast.walk(forward)):
+        if isinstance(node, ast.Call) and any(keyword.arg is None for keyword in node.keywords):
+            called = ast.unparse(node.func)
+            if called.startswith("self.") and called.removeprefix("self.") in modules:
+                yield modules[called.removeprefix("self.")]
+
+
+def _position_start(model: torch.nn.Module) -> int | None:
+    """One past the padding id for modules that number tokens from there on (the RoBERTa family), 0 for everyone else."""
+    numbering = [module for module in model.modules() if hasattr(type(module), "create_position_ids_from_input_ids")]
+    padding = {getattr(module, "padding_idx", None) for module in numbering}
+    if not padding:
+        return 0
+    first = padding.pop()
+    return first + 1 if isinstance(first, int) and not padding else None
+
+
 # --- layers -----------------------------------------------------------------------------------------------------------
 
 
@@ -308,6 +362,12 @@ def _carries_state(module: torch.nn.Module) -> bool:
 def _is_layer(module: torch.nn.Module) -> bool:
     """Neither a norm nor something that holds the layers in question: it projects by itself."""
     return any(isinstance(part, torch.nn.Linear) for part in module.children()) and not hasattr(module, "get_output_embeddings")
+
+
+def _blocks(text: Any) -> str | None:
+    """What BigBird's config calls `attention_type`, where that is not attention in full."""
+    kind = getattr(text, "attention_type", None)
+    return kind if isinstance(kind, str) and kind.startswith("block") else None
 
 
 def _window(text: Any, source: str) -> int | None:

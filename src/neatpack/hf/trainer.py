@@ -41,7 +41,14 @@ def require_isolation(
     contract = contract_for(model)
     try:
         doc_ids = _without_padding(batch)
-        report = check_isolation(model, batch, doc_ids=doc_ids, tolerance=tolerance, max_documents=max_documents)
+        report = check_isolation(
+            model,
+            batch,
+            doc_ids=doc_ids,
+            tolerance=tolerance,
+            max_documents=max_documents,
+            position_start=contract.position_start,
+        )
     except MetadataError as error:
         raise ContractError(f"{contract.model}: isolation cannot be checked on this batch: {error}") from error
     if not report.isolated and not (report.verdict == "inconclusive" and report.control is None):
