@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import neatpack.hf
-import reference_flash
 from neatpack import check_isolation
+from neatpack.audit import reference_flash
 from tiny_models import DENSE, DOC_IDS, packed_batch, tiny_model
 
 neatpack.hf.register()
@@ -15,16 +15,21 @@ ON_FLASH = [name for name in DENSE if name != "gpt2"]
 
 
 @pytest.fixture(autouse=True)
-def _flash(monkeypatch, tmp_path):
-    reference_flash.install(monkeypatch, tmp_path)
-    yield
-    monkeypatch.undo()
-    reference_flash.clear_probes()
+def _flash():
+    with reference_flash.importable():
+        yield
+
+
+def on_flash(architecture):
+    """Without a GPU transformers builds no flash model; one that is built switches as it would there."""
+    model = tiny_model(architecture, "eager")
+    model.config._attn_implementation = reference_flash.IMPLEMENTATION
+    return model
 
 
 @pytest.mark.parametrize("architecture", ON_FLASH)
 def test_flash_attention_isolates_with_the_same_batch(architecture):
-    report = check_isolation(tiny_model(architecture, "flash_attention_2"), packed_batch(), doc_ids=MAP)
+    report = check_isolation(on_flash(architecture), packed_batch(), doc_ids=MAP)
     assert report.isolated, str(report)
     assert report.max_influence == 0.0
 
@@ -33,7 +38,7 @@ def test_flash_attention_isolates_with_the_same_batch(architecture):
 def test_flash_attention_and_packed_varlen_agree(architecture):
     batch = packed_batch()
     with torch.no_grad():
-        flash = tiny_model(architecture, "flash_attention_2")(**batch)
+        flash = on_flash(architecture)(**batch)
         ours = tiny_model(architecture)(**batch)
     scale = max(1.0, ours.logits.abs().max().item())
     assert (flash.logits - ours.logits).abs().max() < 1e-5 * scale
@@ -44,8 +49,7 @@ def test_flash_attention_and_packed_varlen_agree(architecture):
 def test_gradients_agree_with_flash_attention(architecture):
     batch = packed_batch()
     gradients = []
-    for attention in ("flash_attention_2", "packed_varlen"):
-        model = tiny_model(architecture, attention).train()
+    for model in (on_flash(architecture).train(), tiny_model(architecture).train()):
         model(**batch).loss.backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
     for flash, ours in zip(*gradients, strict=True):
@@ -53,24 +57,24 @@ def test_gradients_agree_with_flash_attention(architecture):
 
 
 def test_gpt2_isolates_on_flash_in_bfloat16():
-    model = tiny_model("gpt2", "flash_attention_2").to(torch.bfloat16)
+    model = on_flash("gpt2").to(torch.bfloat16)
     assert check_isolation(model, packed_batch(), doc_ids=MAP).isolated
 
 
 def test_position_ids_alone_leak_on_flash_with_two_rows():
     batch = packed_batch()
     stock = {name: batch[name] for name in ("input_ids", "position_ids", "use_cache")}
-    assert check_isolation(tiny_model("llama", "flash_attention_2"), stock, doc_ids=MAP).verdict == "leaking"
+    assert check_isolation(on_flash("llama"), stock, doc_ids=MAP).verdict == "leaking"
 
 
 def test_a_padding_mask_beside_the_offsets_leaks_on_flash():
     batch = {**packed_batch(), "attention_mask": (MAP > 0).long()}
-    assert check_isolation(tiny_model("llama", "flash_attention_2"), batch, doc_ids=MAP).verdict == "leaking"
+    assert check_isolation(on_flash("llama"), batch, doc_ids=MAP).verdict == "leaking"
 
 
 def test_offsets_that_stop_short_give_no_pass_on_flash():
     batch = packed_batch()
     batch["cu_seq_lens_q"] = batch["cu_seq_lens_k"] = batch["cu_seq_lens_q"][:-1]
-    report = check_isolation(tiny_model("llama", "flash_attention_2"), batch, doc_ids=MAP)
+    report = check_isolation(on_flash("llama"), batch, doc_ids=MAP)
     assert not report.isolated
     assert report.max_difference == float("inf")
