@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCH := .venv-bench
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench docs dist clean
 
 $(READY): pyproject.toml constraints.txt compat/nemo-automodel-packed-seq/pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -34,6 +34,14 @@ $(BENCH)/.ready: pyproject.toml constraints.txt benchmarks/peers.py
 
 bench: $(BENCH)/.ready  ## every benchmark, peers side by side, into benchmarks/RESULTS.md (an hour; ONLY="metadata leaks" runs some)
 	$(BENCH)/bin/python benchmarks/run.py $(ONLY)
+
+docs: $(READY)  ## the documentation, in site/; a warning is an error
+	$(BIN)/python -m mkdocs build --strict
+
+dist: $(READY)  ## sdist and wheel in dist/, checked
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/python -m twine check --strict dist/*
 
 clean:  ## remove everything that the other targets made
 	rm -rf $(VENV) $(BENCH) demo-out dist build .pytest_cache .mypy_cache .ruff_cache
