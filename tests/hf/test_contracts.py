@@ -130,6 +130,14 @@ def test_an_encoder_is_refused_and_the_same_class_as_a_decoder_is_not():
     assert contract_for(decoder).payload == "offsets"
 
 
+def test_attention_in_blocks_of_the_row_is_refused_and_the_same_model_in_full_is_not():
+    """BigBird falls back to attention in full on short rows only; what holds there would not hold in training."""
+    options = {**COMMON, "is_decoder": True, "type_vocab_size": 1}
+    with pytest.raises(ContractError, match=r"attention in blocks of the row.*attention_type='original_full'"):
+        contract_for(small(transformers.BigBirdConfig(**options)))
+    assert contract_for(small(transformers.BigBirdConfig(**options, attention_type="original_full"))).payload == "mask"
+
+
 def test_an_implementation_nobody_knows_is_refused():
     model = tiny_model("llama", "sdpa")
     model.config._attn_implementation_internal = "someones_attention"

@@ -33,6 +33,10 @@ _LIMITS = {
     "n_routed_experts": 4,
     "num_experts_per_tok": 2,
     "index_topk": 8,
+    "index_block_size": 4,
+    "index_topk_blocks": 2,
+    "keep_window_size": 8,
+    "window_size": 8,
     "n_group": 1,
     "topk_group": 1,
     "rotary_dim": HEAD_DIM,
@@ -151,11 +155,17 @@ def shrink(config: Any, row_length: int) -> None:
 
 
 def scale_weights(model: torch.nn.Module) -> None:
-    """Give every matrix a spread at which scores, weights and logits are of order one to ten."""
+    """Give every matrix a spread at which scores, weights and logits are of order one to ten.
+
+    Vectors get a little noise: what models start with zeros there (biases, sinks, the scores by which some select keys)
+    would say nothing, or leave ties whose order is nobody's choice.
+    """
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(std=1.5 * math.sqrt(2 / (parameter.shape[-1] + parameter.shape[-2])))
+            else:
+                parameter.add_(0.1 * torch.randn_like(parameter))
 
 
 def _get(config: Any, name: str) -> Any:

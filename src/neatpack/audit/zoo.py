@@ -24,12 +24,6 @@ VERDICTS = ("isolated", "refused", "unavailable", "unbuildable", "wrong")
 """What a cell can be: kept apart, as measured; refused by the contract; not offered by transformers for that model; not
 buildable here; or accepted and not isolated, which is a fault of the contract."""
 
-SAMPLE = (
-    "afmoe", "bamba", "bert", "bloom", "deepseek_v32", "doge", "falcon", "gemma2", "gemma3", "gpt2", "gpt_oss", "jamba",
-    "llama", "mamba2", "mixtral", "mpt", "nemotron", "opt", "qwen2", "roberta",
-)  # fmt: skip
-"""One or two models of every kind that the contract tells apart, for tests."""
-
 
 @dataclass(frozen=True)
 class Zoo:

@@ -51,13 +51,14 @@ def _cell(name: str, attention: str, refusals: dict[str, dict[str, Any]]) -> dic
             contract = contract_for(model)
         except ContractError as refusal:
             why = str(refusal)
-            measured = refusals[why] if why in refusals else _measured(model, PackedCollator(), 2)
+            measured = refusals[why] if why in refusals else _measured(model, PackedCollator(), 6)
             refusals[why] = measured
             return {"verdict": "refused", "why": why, "measured": measured}
         except Exception as error:
             return {"verdict": "wrong", "why": f"the contract itself raised {type(error).__name__}: {error}"}
+        collator = PackedCollator(mask_builder=contract.mask_builder, position_start=contract.position_start)
         # uncompiled flex_attention is slow, and its masks are those of sdpa: two documents there, all of them elsewhere
-        found = _measured(model, PackedCollator(mask_builder=contract.mask_builder), 2 if attention == "flex_attention" else 6)
+        found = _measured(model, collator, 2 if attention == "flex_attention" else 6)
         if "error" in found and (broken := _plain_call_fails(model)):
             # a small model that cannot even be called says nothing about boundaries
             lacking = "cannot be run on CPU" in broken
@@ -105,7 +106,7 @@ def _measured(model: torch.nn.Module, collator: PackedCollator, most: int) -> di
         ]
     )
     try:
-        report = check_isolation(model, batch, doc_ids=doc_ids, max_documents=most)
+        report = check_isolation(model, batch, doc_ids=doc_ids, max_documents=most, position_start=collator.position_start)
         plain = _difference_from_plain_call(model, batch, rows)
     except Exception as error:
         return {"error": f"{type(error).__name__}: {(str(error).strip() or '-').splitlines()[0]}"[:300]}

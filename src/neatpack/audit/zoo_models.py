@@ -50,6 +50,8 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
     "gemma4_text": {"per_layer_config": {}},
     "gemma4_unified_text": {"per_layer_config": {}},
     "hrm_text": {"num_layers_per_stack": 1},
+    "lfm2": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
+    "minimax_m3_vl_text": {"num_hidden_layers": 2, "layer_types": ["minimax_m3_sparse", "full_attention"]},
     "lfm2_moe": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
 }
 # Attributes set after shrinking.
@@ -58,6 +60,7 @@ _SELECTION = {
     "indexer_compress_ratio": 4,
 }  # fmt: skip
 _ATTRIBUTES: dict[str, dict[str, Any]] = {
+    "big_bird": {"attention_type": "original_full"},
     "dbrx": {"ffn_config.hidden_size": HEADS * HEAD_DIM},
     "qwen4_exp": _SELECTION,
     "qwen4_exp_text": _SELECTION,
@@ -83,8 +86,8 @@ def default_config(name: str) -> Any:
     return config
 
 
-def small_model(name: str, attention: str, row_length: int, seed: int = 0) -> torch.nn.Module:
-    """A small random model of a type, in float32 and eval mode."""
+def small_model(name: str, attention: str | None, row_length: int, seed: int = 0) -> torch.nn.Module:
+    """A small random model of a type, in float32 and eval mode; without `attention` on the implementation it is loaded with."""
     config = default_config(name)
     shrink(config, row_length)
     config = _own_config(name, _completed(name, config))

@@ -5,12 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from importlib.metadata import version
-from typing import Any
+from typing import Any, cast
 
 from neatpack.audit.zoo import VERDICTS, Zoo
 from neatpack.audit.zoo_entry import DOCUMENTS, IMPLEMENTATIONS, ROW_LENGTH
 
 _SIGNS = {"isolated": "isolated", "refused": "refused", "unavailable": "-", "unbuildable": "not built", "wrong": "**WRONG**"}
+
+_ELSEWHERE = """\
+## Isolated elsewhere, not on packed_varlen
+
+`packed_varlen` is what transformers calls through its `AttentionInterface`. These models compute attention past that call,
+and nothing short of replacing their code would reach it. Load them as they are (no `attn_implementation`): they then run on
+the implementation named here, and `collator_for(model)` sends what it reads.
+"""
 
 _HEADER = """\
 # Isolation, model by model
@@ -41,7 +49,7 @@ def page(zoo: Zoo) -> str:
     """The matrix in Markdown; the same matrix gives the same bytes on the same versions."""
     documents = " and ".join(", ".join(map(str, lengths)) for lengths in DOCUMENTS)
     header = _HEADER.format(versions=versions(), models=len(zoo.entries), row_length=ROW_LENGTH, documents=documents)
-    return "\n".join([header, _totals(zoo), "", _matrix(zoo), "", _reasons(zoo), ""])
+    return "\n".join([header, _totals(zoo), "", _elsewhere(zoo), "", _matrix(zoo), "", _reasons(zoo), ""])
 
 
 def versions() -> str:
@@ -61,6 +69,16 @@ def verdicts_on(text: str) -> dict[str, dict[str, str]]:
     return found
 
 
+def reasons_on(text: str) -> dict[str, set[str]]:
+    """The reasons that a page states, by model type."""
+    found: dict[str, set[str]] = {}
+    for line in text.partition("## Reasons")[2].splitlines():
+        named = re.match(r"- ((?:`[\w.-]+`(?: \([^)]*\))?(?:, )?)+): (.*)", line)
+        for name in re.findall(r"`([\w.-]+)`", named[1]) if named else ():
+            found.setdefault(name, set()).add(cast(re.Match[str], named)[2])
+    return found
+
+
 def _totals(zoo: Zoo) -> str:
     totals = zoo.totals()
     lines = ["## Totals", "", f"| | {' | '.join(VERDICTS)} |", f"|---{'|---' * len(VERDICTS)}|"]
@@ -70,6 +88,20 @@ def _totals(zoo: Zoo) -> str:
     ]
     somewhere = sum(any(cell["verdict"] == "isolated" for cell in entry["cells"].values()) for entry in zoo.entries)
     return "\n".join([*lines, "", f"Isolated on at least one implementation: {somewhere} of {len(zoo.entries)}."])
+
+
+def _elsewhere(zoo: Zoo) -> str:
+    """The models that some stock implementation isolates and packed_varlen does not, and why."""
+    lines = [_ELSEWHERE]
+    for entry in zoo.entries:
+        cells = entry["cells"]
+        kept = [f"{name} ({cells[name]['payload']})" for name in ("sdpa", "eager") if cells[name]["verdict"] == "isolated"]
+        if kept and cells["packed_varlen"]["verdict"] != "isolated":
+            why = re.sub(r"^\w+ on \w+: ", "", cells["packed_varlen"].get("why", "")).split(". Use ")[0]
+            if why.startswith("KeyError"):
+                why = "picks its attention class from a table in its own module, which holds no names that others register"
+            lines.append(f"- `{entry['name']}`: {', '.join(kept)}. On packed_varlen: {why}.")
+    return "\n".join(lines)
 
 
 def _matrix(zoo: Zoo) -> str:

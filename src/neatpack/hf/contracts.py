@@ -210,11 +210,6 @@ def _refuse_what_no_payload_reaches(facts: ModelFacts, known: frozenset[str]) ->
         raise ContractError(
             f"{facts.name} has no attention layer that could be told boundaries. Train it on one document a row."
         )
-    if facts.blocks is not None:
-        raise ContractError(
-            f"{facts.name} is configured for attention in blocks of the row (config.attention_type={facts.blocks!r}): "
-            "blocks do not end where documents do. Load it with attention_type='original_full'."
-        )
     if facts.position_start is None:
         raise ContractError(
             f"{facts.name} numbers its tokens by itself, and not from one padding id on: where a document's positions would "
@@ -224,6 +219,11 @@ def _refuse_what_no_payload_reaches(facts: ModelFacts, known: frozenset[str]) ->
         raise ContractError(
             f"{facts.name}.forward takes no position_ids: it counts positions along the whole row, so every document but the "
             "first would be read as a continuation. Train it on one document a row."
+        )
+    if facts.blocks is not None:
+        raise ContractError(
+            f"{facts.name} is configured for attention in blocks of the row (config.attention_type={facts.blocks!r}): "
+            "blocks do not end where documents do. Load it with attention_type='original_full'."
         )
 
 
