@@ -195,3 +195,29 @@ def test_a_folder_that_is_not_packed_is_named(tmp_path):
     (tmp_path / "manifest.json").write_text("{}")
     with pytest.raises(StoreError, match="expected a neatpack manifest"):
         verify(tmp_path)
+
+
+def test_any_number_of_processes_finds_the_same(packed, tmp_path):
+    source = tmp_path / "a.arrow"
+    seen: list[tuple[str, int, int]] = []
+    alone = verify(packed, [source])
+    together = verify(packed, [source], workers=2, progress=lambda *report: seen.append(report))
+    assert together == alone
+    assert alone.shards > 2
+    for step, size in (
+        ("shards", sum(path.stat().st_size for path in packed.glob("data-*"))),
+        ("source", source.stat().st_size),
+    ):
+        assert max(done for name, done, _ in seen if name == step) == size
+    for name in ("data-00002.arrow", "data-00001.arrow"):
+        flip(packed / name, 2000)
+        with pytest.raises(StoreError, match=rf"{name}: altered since it was written"):
+            verify(packed, workers=2)
+
+
+def test_options_that_no_run_can_have_had_are_named(packed):
+    manifest = json.loads((packed / "manifest.json").read_text())
+    manifest["options"]["seq_len"] = 0
+    (packed / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(StoreError, match=r"manifest.json: options that no run can have had \(seq_len must be"):
+        verify(packed)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,9 +19,10 @@ from neatpack.data.job import add_content
 from neatpack.data.manifest import load_manifest
 from neatpack.data.options import PackOptions
 from neatpack.data.records import Problems
-from neatpack.data.sources import find_parts
+from neatpack.data.sources import Part, find_parts
 from neatpack.data.store import MANIFEST, describe_content, read_batches
-from neatpack.errors import StoreError
+from neatpack.engine import LocalEngine
+from neatpack.errors import PackError, StoreError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,7 @@ def verify(
     folder: str | Path,
     sources: Sequence[str | Path] | None = None,
     *,
+    workers: int = 1,
     trust_remote_code: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> VerifyReport:
@@ -58,6 +60,8 @@ def verify(
         folder: the packed folder.
         sources: the source it was packed from; it is read and tokenised again under the options of the manifest, and must
             give the same content. None checks against the hash that was taken while packing.
+        workers: processes that share the shards, and the parts of the source; the hash adds up in any order. More than one
+            starts Python afresh for each, so call this from under `if __name__ == "__main__":` in a script.
         trust_remote_code: let the tokenizer that the manifest names run the code that it ships, to read the source again;
             what the manifest itself says of this does not count.
         progress: told how far each step is ("shards" and "source", in bytes).
@@ -68,31 +72,118 @@ def verify(
     """
     root = Path(folder)
     manifest = load_manifest(root)
-    wrapped = manifest["options"]["strategy"] == "wrapped"
     _check_files(root, manifest)
-    content = ContentHash()
-    rows = tokens = done = 0
-    total = sum(shard["bytes"] for shard in manifest["shards"])
-    for shard in manifest["shards"]:
-        _check_checksum(root / shard["file"], shard)
-        found = _check_rows(root / shard["file"], shard, manifest["options"], content)
-        rows, tokens, done = rows + found[0], tokens + found[1], done + shard["bytes"]
-        if progress:
-            progress("shards", done, total)
-    _expect(root / MANIFEST, "rows", rows, manifest["counts"]["rows"])
-    _expect(root / MANIFEST, "tokens", tokens, manifest["counts"]["tokens_in_rows"])
-    got = describe_content(content.total, content.documents, wrapped=wrapped)
-    _check_content(f"{root}: the rows", got, manifest["content"])
-    if sources is not None:
-        _check_source(root, manifest, sources, trust_remote_code, progress)
+    options = replace(_options_of(root, manifest), trust_remote_code=trust_remote_code)
+    shards = [ShardTask(root / shard["file"], shard) for shard in manifest["shards"]]
+    with LocalEngine(MakeVerifyJob(options), workers) as engine:
+        found = _add_up(engine, shards, "shards", sum(task.shard["bytes"] for task in shards), progress)
+        _expect(root / MANIFEST, "rows", found.rows, manifest["counts"]["rows"])
+        _expect(root / MANIFEST, "tokens", found.tokens, manifest["counts"]["tokens_in_rows"])
+        got = _describe(found, options)
+        _check_content(f"{root}: the rows", got, manifest["content"])
+        if sources is not None:
+            parts = find_parts(sources, options.include)
+            read = _add_up(engine, parts.parts, "source", parts.num_bytes, progress)
+            names = ", ".join(map(str, sources))
+            what = f"{names}: the documents, compared with {root},"
+            _check_content(what, _describe(read, options), manifest["content"])
     return VerifyReport(
         folder=str(root),
-        shards=len(manifest["shards"]),
-        rows=rows,
-        tokens=tokens,
+        shards=len(shards),
+        rows=found.rows,
+        tokens=found.tokens,
         content=got["hash"],
         source=sources is not None,
     )
+
+
+def _options_of(root: Path, manifest: dict[str, Any]) -> PackOptions:
+    try:
+        return PackOptions.from_json(manifest["options"])
+    except PackError as error:
+        raise StoreError(
+            f"{root / MANIFEST}: options that no run can have had ({error}) Restore the file, or pack again."
+        ) from error
+
+
+class ShardTask(NamedTuple):
+    """A shard to check: its file, and what the manifest says of it."""
+
+    path: Path
+    shard: dict[str, Any]
+
+
+class Found(NamedTuple):
+    """What is in a shard or in a part of the source: rows and tokens, and the content hash with what it counts."""
+
+    rows: int = 0
+    tokens: int = 0
+    total: int = 0
+    documents: int = 0
+
+
+@dataclass(frozen=True)
+class MakeVerifyJob:
+    """Builds the job that checks shards and reads parts of the source; a picklable factory for the engine."""
+
+    options: PackOptions
+
+    def __call__(self) -> VerifyJob:
+        """Build the job, in the process that will do it."""
+        return VerifyJob(self.options)
+
+
+class VerifyJob:
+    """Checks shards, and reads parts of the source again."""
+
+    def __init__(self, options: PackOptions) -> None:
+        self._options = options
+        self._reader = DocumentReader(options)
+
+    def __call__(self, task: ShardTask | Part, tick: Callable[[int], None]) -> Found:
+        """Do a task.
+
+        Raises:
+            StoreError: something in the shard is not as it must be.
+            SourceError: the part cannot be read.
+        """
+        content = ContentHash()
+        rows = tokens = 0
+        if isinstance(task, ShardTask):
+            _check_checksum(task.path, task.shard)
+            rows, tokens = _check_rows(task.path, task.shard, self._options, content)
+            tick(task.shard["bytes"])
+        else:
+            problems = Problems(self._options.skip_bad)
+            for chunk in self._reader.chunks(task, problems):
+                add_content(content, self._reader.documents(chunk, problems), self._options)
+            tick(task.size)
+        return Found(rows, tokens, content.total, content.documents)
+
+
+def _add_up(
+    engine: LocalEngine,
+    tasks: Sequence[ShardTask | Part],
+    step: str,
+    size: int,
+    progress: Callable[[str, int, int], None] | None,
+) -> Found:
+    done = 0
+
+    def tick(amount: int) -> None:
+        nonlocal done
+        done += amount
+        if progress:
+            progress(step, done, size)
+
+    sums = Found()
+    for found in engine.run(tasks, tick):
+        sums = Found(*(one + other for one, other in zip(sums, found, strict=True)))
+    return sums
+
+
+def _describe(found: Found, options: PackOptions) -> dict[str, Any]:
+    return describe_content(found.total, found.documents, wrapped=options.strategy == "wrapped")
 
 
 def _check_files(root: Path, manifest: dict[str, Any]) -> None:
@@ -138,9 +229,9 @@ def _digest(file: Any) -> Any:
     return digest
 
 
-def _check_rows(path: Path, shard: dict[str, Any], options: dict[str, Any], content: ContentHash) -> tuple[int, int]:
+def _check_rows(path: Path, shard: dict[str, Any], options: PackOptions, content: ContentHash) -> tuple[int, int]:
     """Check every row of a shard and add it to the content hash; returns rows and tokens."""
-    seq_len, wrapped = options["seq_len"], options["strategy"] == "wrapped"
+    seq_len, wrapped = options.seq_len, options.strategy == "wrapped"
     rows = tokens = 0
     try:
         for batch in read_batches(path):
@@ -154,9 +245,9 @@ def _check_rows(path: Path, shard: dict[str, Any], options: dict[str, Any], cont
             _refuse(path, rows, lengths == 0, "an empty row", lengths)
             if len(pieces) and int(pieces.min()) <= 0:
                 raise StoreError(f"{path}: a document of {int(pieces.min())} tokens in seq_lengths, expected 1 or more.")
-            for name in options["token_columns"]:
+            for name in options.token_columns:
                 _refuse_lengths(path, rows, name, batch, lengths)
-            for name in options["document_columns"]:
+            for name in options.document_columns:
                 _refuse_lengths(path, rows, name, batch, np.diff(piece_offsets))
             labels = labels_of(batch, ids, offsets)
             content.add(ids, np.ones(len(ids), np.int64) if wrapped else pieces, labels)
@@ -205,23 +296,3 @@ def _check_content(what: str, got: dict[str, Any], expected: dict[str, Any]) -> 
             f"{what} hold {got['count']} {got['of']} with the content hash {got['hash']}, expected {expected['count']} with "
             f"{expected['hash']}: something was lost, doubled or altered. Pack again."
         )
-
-
-def _check_source(
-    root: Path, manifest: dict[str, Any], sources: Sequence[str | Path], trust_remote_code: bool, progress: Any
-) -> None:
-    options = replace(PackOptions.from_json(manifest["options"]), trust_remote_code=trust_remote_code)
-    content = ContentHash()
-    reader = DocumentReader(options)
-    found = find_parts(sources, options.include)
-    done = 0
-    for part in found.parts:
-        problems = Problems(options.skip_bad)
-        for chunk in reader.chunks(part, problems):
-            add_content(content, reader.documents(chunk, problems), options)
-        done += part.size
-        if progress:
-            progress("source", done, found.num_bytes)
-    wrapped = options.strategy == "wrapped"
-    got = describe_content(content.total, content.documents, wrapped=wrapped)
-    _check_content(f"{', '.join(map(str, sources))}: the documents, compared with {root},", got, manifest["content"])
