@@ -19,7 +19,7 @@ from neatpack.convert.segments import position_ids
 from neatpack.errors import MetadataError
 from neatpack.packed_seq import PackedSeqParams, packed_seq_params_from_doc_ids, to_flash_attention_kwargs
 from neatpack.train.context_parallel.exchange import Group, all_to_all, process_group
-from neatpack.train.context_parallel.index_maps import Scheme, inverse_indices, padding_to
+from neatpack.train.context_parallel.index_maps import Scheme, aligned_slots, inverse_indices, padding_to
 from neatpack.train.context_parallel.shard import ContextShard, shard_params
 from neatpack.train.labels import IGNORE_INDEX, shift_within_documents
 
@@ -72,8 +72,8 @@ def shard_batch(
         batch: what `PackedCollator` returned, the same on every rank of the group; boundaries come from its
             `packed_seq_params`, `doc_ids` or `cu_seq_lens_q`. Prefer the CPU: shard, then move.
         group: the ranks that share the batch: a process group or a `DeviceMesh` dimension.
-        scheme: how to cut; "per_document_zigzag" needs a document map (`PackedCollator(return_doc_ids=True)`) where
-            padding aligns documents.
+        scheme: how to cut; "per_document_zigzag" takes what `PackedCollator(align=2 * cp)` makes of the rows of
+            `plan_rows(..., align=2 * cp)`.
         check_equal: compare a checksum of the batch over the ranks, one small collective: ranks that loaded different
             batches would exchange each other's keys. Turn it off where the loader is known to be right.
 
@@ -89,7 +89,7 @@ def shard_batch(
     """
     members = process_group(group)
     params = _params(batch)
-    shard = shard_params(params, members.size(), members.rank(), scheme=scheme)
+    shard = shard_params(params, members.size(), members.rank(), scheme=scheme, slot_offsets=_slots(batch, params, members))
     if check_equal:
         _refuse_different_batches(batch["input_ids"], shard, members)
     columns = {name: value for name, value in batch.items() if name not in _DESCRIPTION}
@@ -169,6 +169,13 @@ def _params(batch: Mapping[str, Any]) -> PackedSeqParams:
     if params.doc_ids.shape != ids.shape:
         raise MetadataError(f"the boundaries are of a batch {list(params.doc_ids.shape)}, input_ids are {list(ids.shape)}.")
     return params
+
+
+def _slots(batch: Mapping[str, Any], params: PackedSeqParams, group: dist.ProcessGroup) -> torch.Tensor | None:
+    """Slots by their alignment, where the batch brings offsets only and its padding looks like a document."""
+    if batch.get("packed_seq_params") is not None or batch.get("doc_ids") is not None:
+        return None
+    return aligned_slots(params.cu_seqlens, params.doc_ids.shape[1], 2 * group.size())
 
 
 def _drop_mask(columns: dict[str, Any]) -> None:

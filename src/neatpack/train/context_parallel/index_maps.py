@@ -128,9 +128,38 @@ def check_slots(slot_offsets: torch.Tensor, cp_size: int) -> None:
         start, end = slot_offsets[slot : slot + 2].tolist()
         raise MetadataError(
             f"slot {slot} (flat positions {start} to {end}) has {end - start} tokens, which do not divide into "
-            f"2 * {cp_size} zigzag chunks. Pad it to {end - start + padding_to(end - start, chunks)}: plan with "
-            f"plan_rows(..., align={chunks}), or cut whole rows with scheme='zigzag'."
+            f"2 * {cp_size} zigzag chunks. Pad it to {end - start + padding_to(end - start, chunks)}: lay documents out with "
+            f"plan_rows(..., align={chunks}) and PackedCollator(align={chunks}), in a row_length that is a multiple of "
+            f"{chunks} too, or cut whole rows with scheme='zigzag'."
         )
+
+
+def aligned_slots(cu_seqlens: torch.Tensor, row_length: int, multiple: int) -> torch.Tensor:
+    """Find the slots of an aligned batch whose offsets do not say which segments are padding (form A in, form C out).
+
+    A segment that opens at no multiple, ends at one (or with its row) and is too short to have had a slot of its own can only
+    be the padding of the document before it. Documents that lie side by side give slots that do not divide. Whatever the
+    slots, attention follows the segments: a short document taken for padding here shares the cut of its neighbour, no more.
+
+    Args:
+        cu_seqlens: `[N+1]` offsets over the flattened batch, a boundary at every row start.
+        row_length: S.
+        multiple: what every document's slot was rounded up to, `2 * cp`.
+
+    Returns:
+        `[M+1]` offsets of the slots, to be checked with `check_slots`. Padding that opens at a multiple (a document that fills
+        its slots, then the end of a row) is a slot of its own.
+
+    Example:
+        >>> aligned_slots(torch.tensor([0, 2, 4, 7, 8, 12, 16]), 16, 4).tolist()
+        [0, 4, 8, 12, 16]
+    """
+    length = max(row_length, 1)
+    starts, ends = cu_seqlens[:-1], cu_seqlens[1:]
+    ends_row = ends % length == 0
+    closes = (ends % length % multiple == 0) & ((ends - starts < multiple) | ends_row)
+    padding = (starts % length % multiple != 0) & closes
+    return torch.cat([starts[~padding], cu_seqlens[-1:]])
 
 
 def padding_to(length: int, multiple: int) -> int:

@@ -114,7 +114,9 @@ class ContextShard:
         return int((before + after + 1).sum())
 
 
-def shard_params(params: PackedSeqParams, cp_size: int, rank: int, *, scheme: Scheme = "zigzag") -> ContextShard:
+def shard_params(
+    params: PackedSeqParams, cp_size: int, rank: int, *, scheme: Scheme = "zigzag", slot_offsets: torch.Tensor | None = None
+) -> ContextShard:
     """Cut a packed batch for one of `cp_size` context-parallel ranks.
 
     Args:
@@ -123,6 +125,8 @@ def shard_params(params: PackedSeqParams, cp_size: int, rank: int, *, scheme: Sc
         rank: whose share.
         scheme: "contiguous", "zigzag" or "per_document_zigzag" (each slot cut by itself; form C slots, so that padding
             after a document counts towards its alignment).
+        slot_offsets: `[M+1]` the slots that "per_document_zigzag" cuts, where the map does not tell padding from documents
+            (`aligned_slots`); None takes those of the map.
 
     Raises:
         MetadataError: offsets that do not fit the map; rows, slots or tokens that do not divide, with the alignment that would.
@@ -134,7 +138,7 @@ def shard_params(params: PackedSeqParams, cp_size: int, rank: int, *, scheme: Sc
     elif scheme == "zigzag":
         maps = [zigzag_indices(batch, length, cp_size, each) for each in range(cp_size)]
     elif scheme == "per_document_zigzag":
-        slot_offsets = slots(params).cu_seqlens
+        slot_offsets = slots(params).cu_seqlens if slot_offsets is None else slot_offsets
         maps = [per_document_zigzag_indices(slot_offsets, cp_size, each) for each in range(cp_size)]
     else:
         raise MetadataError(f"scheme {scheme!r} is unknown: use 'contiguous', 'zigzag' or 'per_document_zigzag'.")
