@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from neatpack.cli.progress import progress_bar
 from neatpack.errors import SourceError
 
 if TYPE_CHECKING:
@@ -18,6 +20,17 @@ if TYPE_CHECKING:
 
 _COLOURS = {"isolated": "green", "leaking": "red", "differing": "red", "wrong": "red"}
 _OTHERWISE = "yellow"
+
+EXAMPLES = (
+    "neatpack audit path/to/checkpoint",
+    "neatpack audit path/to/config.json --attn packed_varlen --html audit.html",
+    "neatpack audit packed --vocab-size 32000 --source corpus/ --json",
+    "neatpack audit --zoo --only llama --only mamba2",
+)
+
+_model_option = partial(typer.Option, rich_help_panel="A model")
+_data_option = partial(typer.Option, rich_help_panel="Packed rows")
+_zoo_option = partial(typer.Option, rich_help_panel="Every model of transformers")
 
 
 def audit(
@@ -29,33 +42,42 @@ def audit(
             show_default=False,
         ),
     ] = None,
-    zoo: Annotated[bool, typer.Option("--zoo", help="Audit every causal language model that transformers ships.")] = False,
-    only: Annotated[
-        list[str] | None, typer.Option("--only", help="With --zoo: this model type only; repeat for several.")
-    ] = None,
-    write: Annotated[Path | None, typer.Option("--write", help="With --zoo: write the matrix as a Markdown page.")] = None,
-    workers: Annotated[int, typer.Option("--workers", help="With --zoo: processes at a time.", min=1)] = 2,
+    zoo: Annotated[bool, _zoo_option("--zoo", help="Audit every causal language model that transformers ships.")] = False,
+    only: Annotated[list[str] | None, _zoo_option("--only", help="This model type only; repeat for several.")] = None,
+    write: Annotated[Path | None, _zoo_option("--write", help="Write the matrix as a Markdown page.")] = None,
+    workers: Annotated[int, _zoo_option("--workers", help="Processes at a time.", min=1)] = 2,
     attn: Annotated[
-        list[str] | None, typer.Option("--attn", help="Model: attention implementation to try; repeat for several.")
+        list[str] | None, _model_option("--attn", help="Attention implementation to try; repeat for several.")
     ] = None,
-    seq_len: Annotated[int, typer.Option("--seq-len", help="Model: tokens a row of the packed batch.", min=8)] = 64,
-    seed: Annotated[int, typer.Option("--seed", help="Model: seed of the batch and of random weights.")] = 0,
-    vocab_size: Annotated[int | None, typer.Option("--vocab-size", help="Data: ids from here on are faults.", min=1)] = None,
-    pad_id: Annotated[int | None, typer.Option("--pad-id", help="Data: the id that padding would have.", min=0)] = None,
+    seq_len: Annotated[int, _model_option("--seq-len", help="Tokens a row of the packed batch.", min=8)] = 64,
+    seed: Annotated[int, _model_option("--seed", help="Seed of the batch and of random weights.")] = 0,
+    vocab_size: Annotated[int | None, _data_option("--vocab-size", help="Ids from here on are faults.", min=1)] = None,
+    pad_id: Annotated[int | None, _data_option("--pad-id", help="The id that padding would have.", min=0)] = None,
     source: Annotated[
-        list[Path] | None, typer.Option("--source", help="Data: what it was packed from, to compare with; repeat for several.")
+        list[Path] | None, _data_option("--source", help="What it was packed from, to compare with; repeat for several.")
+    ] = None,
+    html: Annotated[
+        Path | None,
+        _model_option(
+            "--html", metavar="FILE", help="Write a page, a heat map of document against document.", show_default=False
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything measured as JSON.")] = False,
 ) -> None:
-    """Measure whether a model keeps packed documents apart, or check packed rows; exit code 0 if nothing is wrong.
+    """Measure whether a model keeps packed documents apart, or check packed rows.
 
-    A checkpoint is audited with its weights; a config alone as a small random model that keeps the config's traits.
-    Without --attn the implementations packed_varlen, sdpa and eager are tried, where the model supports them.
-    A folder of packed rows is checked for boundaries, labels, padding stored as documents, the vocabulary, and (on folders
-    of neatpack pack) that nothing was lost or doubled.
+    A model: change one document, and see whether another one's logits move. A checkpoint is audited with its weights; a
+    config alone as a small random model that keeps the config's traits. Nothing is downloaded.
+
+    Packed rows: boundaries, labels, padding stored as documents, the vocabulary, and (in folders of neatpack pack) that
+    nothing was lost or doubled.
+
+    Exit code 0 if nothing is wrong, else 1.
     """
     from neatpack.audit import audit_data, audit_model, is_packed_folder
 
+    if html is not None and (target is None or is_packed_folder(target)):
+        raise SourceError("--html draws how a model's documents move each other: name a model (neatpack inspect draws data).")
     if zoo == (target is not None):
         raise SourceError("name one thing to audit: a model, a folder of packed rows, or --zoo for every model there is.")
     if target is None:
@@ -65,7 +87,12 @@ def audit(
         data = audit_data(target, vocab_size=vocab_size, pad_token_id=pad_id, sources=source or ())
         _finish(data.to_dict(), data.passed, as_json, _print_data, data)
     else:
-        model = audit_model(target, attention=attn or (), row_length=seq_len, seed=seed)
+        with progress_bar() as progress:
+            model = audit_model(
+                target, attention=attn or (), row_length=seq_len, seed=seed, control=html is not None, progress=progress
+            )
+        if html is not None:
+            _write_page(model, html)
         _finish(model.to_dict(), model.passed, as_json, _print_model, model)
 
 
@@ -75,6 +102,13 @@ def _finish(values: dict[str, Any], passed: bool, as_json: bool, show: Any, resu
     else:
         show(Console(highlight=False, soft_wrap=True), result)
     raise typer.Exit(0 if passed else 1)
+
+
+def _write_page(result: ModelAudit, path: Path) -> None:
+    from neatpack.report import audit_page, write_page
+
+    size = write_page(audit_page(result), path)
+    Console(stderr=True).print(f"Page: {escape(str(path))} ({size:,} bytes)", highlight=False, soft_wrap=True)
 
 
 def _print_model(console: Console, result: ModelAudit) -> None:

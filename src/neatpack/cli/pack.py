@@ -5,16 +5,29 @@ from __future__ import annotations
 import json
 import sys
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from neatpack.cli.progress import progress_bar
 from neatpack.data import PackSummary
 from neatpack.data.pack import pack as pack_documents
+
+EXAMPLES = (
+    "neatpack pack corpus/ --out packed --seq-len 4096 --overflow split",
+    "neatpack pack chat.jsonl --out packed --seq-len 8192 --tokenizer path/to/tokenizer",
+    "neatpack pack ids.parquet -o packed --seq-len 2048 --document-columns url,score --format parquet",
+)
+
+_reading = partial(typer.Option, rich_help_panel="What is read")
+_planning = partial(typer.Option, rich_help_panel="How rows are planned")
+_writing = partial(typer.Option, rich_help_panel="What is written")
+_working = partial(typer.Option, rich_help_panel="Who does the work")
 
 
 class Strategy(Enum):
@@ -60,74 +73,87 @@ def pack(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.", show_default=False)],
     seq_len: Annotated[int, typer.Option(min=1, help="Tokens a row holds.", show_default=False)],
     tokenizer: Annotated[
-        str, typer.Option(help="'bytes' (embedded), a tokenizer.json, a tokenizer's folder or a hub name.")
+        str, _reading(help="'bytes' (embedded), a tokenizer.json, a tokenizer's folder or a hub name.")
     ] = "bytes",
     text_column: Annotated[
-        str | None, typer.Option(help="Column with the text (default: text, unless there are input_ids).", show_default=False)
+        str | None, _reading(help="Column with the text (default: text, unless there are input_ids).", show_default=False)
     ] = None,
     token_columns: Annotated[
         list[str] | None,
-        typer.Option(help="Carry these columns with a number a token (a,b; may be repeated).", show_default=False),
+        _reading(help="Carry these columns with a number a token (a,b; may be repeated).", show_default=False),
     ] = None,
     document_columns: Annotated[
         list[str] | None,
-        typer.Option(help="Carry these columns with a value a document; rows hold a list of them.", show_default=False),
+        _reading(help="Carry these columns with a value a document; rows hold a list of them.", show_default=False),
     ] = None,
     ignore_columns: Annotated[
         list[str] | None,
-        typer.Option(
+        _reading(
             help="Leave out these lists of numbers beside input_ids (names or patterns); others are refused.",
             show_default=False,
         ),
     ] = None,
     include: Annotated[
         list[str] | None,
-        typer.Option(help="Read only these files of folders, by pattern; may be repeated.", show_default=False),
+        _reading(help="Read only these files of folders, by pattern; may be repeated.", show_default=False),
     ] = None,
     strategy: Annotated[
         Strategy,
-        typer.Option(help="best_fit: fewest rows; in_order: next-fit; wrapped: one stream cut into full rows, documents too."),
+        _planning(help="best_fit: fewest rows; in_order: next-fit; wrapped: one stream cut into full rows, documents too."),
     ] = Strategy.best_fit,
-    overflow: Annotated[Overflow, typer.Option(help="What becomes of a document longer than a row.")] = Overflow.error,
-    seed: Annotated[int, typer.Option(min=0, help="Shuffles the rows, reproducibly.")] = 0,
-    no_shuffle: Annotated[bool, typer.Option("--no-shuffle", help="Keep rows in the planner's order.")] = False,
+    overflow: Annotated[Overflow, _planning(help="What becomes of a document longer than a row.")] = Overflow.error,
+    seed: Annotated[int, _planning(min=0, help="Shuffles the rows, reproducibly.")] = 0,
+    no_shuffle: Annotated[bool, _planning("--no-shuffle", help="Keep rows in the planner's order.")] = False,
     workers: Annotated[
         int | None,
-        typer.Option(
+        _working(
             min=1, help="Processes; any number gives the same bytes (default: by size; with Ray, all CPUs).", show_default=False
         ),
     ] = None,
     engine: Annotated[
-        Engine, typer.Option(help="local: processes of this machine; ray: a Ray cluster. The bytes are the same.")
+        Engine, _working(help="local: processes of this machine; ray: a Ray cluster. The bytes are the same.")
     ] = Engine.local,
     ray_address: Annotated[
-        str | None, typer.Option(help="The Ray cluster (default: start one on this machine).", show_default=False)
+        str | None, _working(help="The Ray cluster (default: start one on this machine).", show_default=False)
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an existing output, once the new one is complete.")
+        bool, _writing("--overwrite", help="Replace an existing output, once the new one is complete.")
     ] = False,
     restart: Annotated[
-        bool, typer.Option("--restart", help="Throw away what an interrupted run left, instead of going on with it.")
+        bool, _writing("--restart", help="Throw away what an interrupted run left, instead of going on with it.")
     ] = False,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Count and report bad records instead of stopping.")] = False,
-    no_eos: Annotated[bool, typer.Option("--no-eos", help="Do not end documents with the end-of-sequence token.")] = False,
+    skip_bad: Annotated[bool, _reading("--skip-bad", help="Count and report bad records instead of stopping.")] = False,
+    no_eos: Annotated[
+        bool,
+        _reading(
+            "--no-eos",
+            help="Do not end documents with the end-of-sequence token; one that the tokenizer appends itself is left off too.",
+        ),
+    ] = False,
     eos_token: Annotated[
-        str | None, typer.Option(help="End-of-sequence token, where the tokenizer does not say.", show_default=False)
+        str | None, _reading(help="End-of-sequence token, where the tokenizer does not say.", show_default=False)
     ] = None,
+    split_special_tokens: Annotated[
+        bool,
+        _reading(
+            "--split-special-tokens",
+            help="Read </s> and the like in texts as plain characters, not as the special tokens they spell.",
+        ),
+    ] = False,
     vocab_size: Annotated[
-        int | None, typer.Option(min=1, help="Refuse ids at or above this; also narrows the stored type.", show_default=False)
+        int | None, _reading(min=1, help="Refuse ids at or above this; also narrows the stored type.", show_default=False)
     ] = None,
     unit_tokens: Annotated[
         int | None,
-        typer.Option(
+        _writing(
             min=1,
             help="Tokens planned together and written as one file (default: 2**25, more for long rows).",
             show_default=False,
         ),
     ] = None,
-    file_format: Annotated[Format, typer.Option("--format", help="Format of the files.")] = Format.arrow,
+    file_format: Annotated[Format, _writing("--format", help="Format of the files.")] = Format.arrow,
     trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Let a hub tokenizer run the code that it ships.")
+        bool, _reading("--trust-remote-code", help="Let a hub tokenizer run the code that it ships.")
     ] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
@@ -155,6 +181,7 @@ def pack(
             skip_bad=skip_bad,
             eos=not no_eos,
             eos_token=eos_token,
+            split_special_tokens=split_special_tokens,
             vocab_size=vocab_size,
             unit_tokens=unit_tokens,
             file_format=file_format.value,
@@ -173,12 +200,12 @@ def _names(given: list[str] | None) -> tuple[str, ...]:
 
 def print_summary(summary: PackSummary, console: Console) -> None:
     """Print what a run did, and the next step."""
-    table = Table(title=f"Packed into {summary.out}", show_header=False, title_justify="left")
+    table = Table(title=escape(f"Packed into {summary.out}"), show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column(justify="right")
     table.add_column(style="dim", overflow="fold")
     for name, value, note in summary_lines(summary):
-        table.add_row(name, value, note)
+        table.add_row(*map(escape, (name, value, note)))  # names and examples come from the source
     console.print(table)
     load = f"load_from_disk({summary.out!r})"
     if summary.file_format == "parquet":
@@ -222,6 +249,10 @@ def summary_lines(summary: PackSummary) -> list[tuple[str, str, str]]:
         (f"skipped: {reason}", f"{count:,}", f"first: {summary.skipped_examples[reason]}")
         for reason, count in summary.skipped.items()
     ]
+    if summary.spelled:
+        found = ", ".join(f"{name} in {count:,}" for name, count in summary.spelled.items())
+        note = f"spelled out in documents: {found}. They became those tokens; --split-special-tokens keeps them text"
+        lines.append(("special tokens", f"{len(summary.spelled)}", note))
     if summary.ignored_files:
         total = sum(summary.ignored_files.values())
         shown = sorted(summary.ignored_files.items(), key=lambda item: (-item[1], item[0]))[:8]

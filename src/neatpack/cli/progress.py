@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+_UNITS = {"pack": "Mtok/s", "audit": ""}  # of millions a second; other steps count bytes, and an audit counts models
+
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None] | None]:
@@ -23,8 +25,8 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None] | None]:
         def update(step: str, done: int, total: int) -> None:
             if step not in tasks:
                 tasks[step] = bar.add_task(step, speed="")
-            unit = "Mtok/s" if step == "pack" else "MB/s"
+            unit = _UNITS.get(step, "MB/s")
             speed = next(task.speed for task in bar.tasks if task.id == tasks[step])
-            bar.update(tasks[step], completed=done, total=total, speed=f"{speed / 1e6:.1f} {unit}" if speed else "")
+            bar.update(tasks[step], completed=done, total=total, speed=f"{speed / 1e6:.1f} {unit}" if speed and unit else "")
 
         yield update

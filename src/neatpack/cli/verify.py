@@ -14,6 +14,11 @@ from rich.console import Console
 from neatpack.cli.progress import progress_bar
 from neatpack.data.verify import verify as verify_folder
 
+EXAMPLES = (
+    "neatpack verify packed",
+    "neatpack verify packed --source corpus/ --json",
+)
+
 
 def verify(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that neatpack pack wrote.", show_default=False)],
@@ -26,7 +31,10 @@ def verify(
     ] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
-    """Check checksums, boundaries and counts of a packed folder, and that nothing was lost or doubled."""
+    """Check checksums, boundaries and counts of a packed folder, and that nothing was lost or doubled.
+
+    Exit code 0 if all is right; else 1, with the first fault on stderr.
+    """
     with progress_bar() as progress:
         report = verify_folder(folder, source, trust_remote_code=trust_remote_code, progress=progress)
     if json_output:

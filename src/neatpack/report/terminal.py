@@ -23,7 +23,7 @@ def print_summary(summary: Summary, console: Console) -> None:
     table.add_column(justify="right")
     table.add_column(style="dim", overflow="fold")
     for name, value, note in summary_lines(summary):
-        table.add_row(name, value, escape(note))
+        table.add_row(*map(escape, (name, value, note)))  # names come from the packing
     console.print(table)
     _print_histogram(console, "Document lengths (tokens)", summary.lengths, _range)
     _print_histogram(console, "Fill per row", summary.fill, lambda low, high: _fill(low, high, summary.capacity))
