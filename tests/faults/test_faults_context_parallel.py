@@ -44,7 +44,8 @@ def test_rows_run_at_the_length_that_was_aligned(case):
 @runs(KIND, "thd")
 def test_real_and_padded_offsets_differ_in_the_tail_too(case):
     params = params_of_slots(case.input["slots"], case.input["lengths"])
-    given = thd_offsets(params, 1, causal=False)
+    cp_size = case.input.get("cp_size", 1)
+    given = thd_offsets(params, cp_size, causal=False)
     theirs = to_te(params, offsets="real")
     for real, padded, between in [
         (given.cu_seqlens, given.cu_seqlens_padded, given.pad_between_seqs),

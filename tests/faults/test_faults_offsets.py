@@ -1,5 +1,6 @@
 """Offsets: their maximum, their width, their names, and a number of them that does not change."""
 
+import numpy as np
 import pytest
 import torch
 from fault_cases import params_of, params_of_map, refuses, row_of, runs
@@ -80,6 +81,26 @@ def test_more_tokens_than_int32_counts_are_refused_before_anything_is_allocated(
         packed_seq_params_from_doc_ids(torch.ones(1, 1, dtype=torch.int64).expand(batch, length))
     with pytest.raises(OverflowError):
         packed_seq_params_from_doc_ids(torch.ones(1, 1, dtype=torch.uint8).expand(2**31, 1))
+
+
+def far_apart(path, values, stride):
+    """The values `[T, ...]` with rows `stride` elements apart, in a sparse file in the place of gigabytes."""
+    memory = np.memmap(path, np.float32, "w+", shape=((len(values) - 1) * stride + values[0].numel(),))
+    return torch.from_numpy(memory).as_strided(values.shape, (stride, *values.stride()[1:])).copy_(values)
+
+
+@runs(KIND, "far_rows")
+def test_rows_and_gradients_beyond_what_32_bits_address_are_read_where_they_lie(case, tmp_path):
+    assert case.input["row"] * case.input["stride"] == case.expected["offset"] > 2**31
+    stride = case.expected["offset"] // 2  # the first, the middle and the last of those rows
+    values, gradient = torch.randn(2, 3, 2, 4)
+    offsets = torch.tensor([0, 2, 3], dtype=torch.int32)
+    near = values.clone().requires_grad_()
+    far = far_apart(tmp_path / "values", values, stride).requires_grad_()
+    outputs = [varlen_attention(x, x, x, offsets, 2) for x in (near, far)]
+    assert torch.equal(*outputs)
+    expected = torch.autograd.grad(outputs[0], near, gradient)[0]
+    assert torch.equal(torch.autograd.grad(outputs[1], far, far_apart(tmp_path / "gradient", gradient, stride))[0], expected)
 
 
 @runs(KIND, "lengths_by_row")
