@@ -3,8 +3,9 @@
     python tests/fuzz/fuzz_readers.py --minutes 10 --seed 0
 
 Every trial is a number: it chooses a reader, a healthy file and what is done to its bytes or its JSON values, so a find is
-repeated with `--trial NUMBER`. Trials run in child processes, a few hundred each, so that a crash in native code is a find
-like any other; memory is limited, so that one that allocates without bound is too.
+repeated with `--trial NUMBER`. What a find read is kept in `kept/`, and `test_fuzz_kept.py` reads it again. Trials run in
+child processes, a few hundred each, so that a crash in native code is a find like any other; memory is limited, so that one
+that allocates without bound is too.
 """
 
 from __future__ import annotations
@@ -29,7 +30,31 @@ BATCH = 200
 MEMORY = 6 << 30
 """Address space of a child: what a reader of files of a few kilobytes has no reason to use up."""
 
-ODD = [0, -1, 1, 2**31, 2**63, -(2**63), 10**30, 0.5, "", "x", "../../x", "/etc/hostname", None, True, [], {}, [[1]], "\ud800"]
+ODD = [
+    0,
+    -1,
+    1,
+    2**31,
+    2**63,
+    -(2**63),
+    10**30,
+    0.5,
+    float("nan"),
+    float("inf"),
+    1e308,
+    "",
+    "x",
+    "[/b]",
+    "NaN",
+    "../../x",
+    "/etc/hostname",
+    None,
+    True,
+    [],
+    {},
+    [[1]],
+    "\ud800",
+]
 INTERESTING = [b"\x00" * 4, b"\xff" * 4, b"\x7f\xff\xff\xff", b"\xff\xff\xff\x7f", b"\x00\x00\x00\x80", b"\n", b'"', b"{", b"]"]
 
 
@@ -134,6 +159,21 @@ def read_verified(path: Path, work: Path, rng: random.Random) -> None:
     verify(path)
 
 
+def read_audited(path: Path, work: Path, rng: random.Random) -> None:
+    """`neatpack audit` on the folder."""
+    from neatpack.audit import audit_data
+
+    audit_data(path)
+
+
+def read_streamed(path: Path, work: Path, rng: random.Random) -> None:
+    """Rows streamed from the file, all of them."""
+    from neatpack.data.stream import RowStream
+
+    for _ in RowStream(path, rng.choice([4, 10]), overflow="split", shuffle_buffer=rng.choice([0, 2]), lookahead=2):
+        pass
+
+
 def read_plan(path: Path, work: Path, rng: random.Random) -> None:
     """A saved plan, and its rows."""
     from neatpack.planning import load_plan
@@ -156,6 +196,8 @@ READERS: list[tuple[Callable[[Path, Path, random.Random], None], list[str]]] = [
     (read_rows, ["ids.parquet", "stream.arrow", "file.arrow", "saved", "packed_arrow", "packed_parquet"]),
     (read_verified, ["packed_arrow", "packed_parquet"]),
     (read_plan, ["plan.npz"]),
+    (read_audited, ["packed_arrow", "packed_parquet", "saved"]),
+    (read_streamed, [*FILES, "saved", "packed_arrow"]),
 ]
 
 
@@ -164,7 +206,7 @@ def trial(number: int, corpus: Path, work: Path) -> str:
     from neatpack.errors import PackError
 
     rng = random.Random(number)
-    reader, names = rng.choices(READERS, [5, 2, 3, 2])[0]
+    reader, names = rng.choices(READERS, [5, 2, 3, 2, 2, 2])[0]
     source = corpus / rng.choice(names)
     target = work / source.name
     if source.is_dir():
@@ -190,7 +232,8 @@ def hurt(rng: random.Random, file: Path) -> bytes:
     """The bytes of a file, damaged; of a JSON file mostly its values."""
     data = file.read_bytes()
     if file.suffix == ".json" and rng.random() < 0.85:
-        return json.dumps(twisted(rng, json.loads(data))).encode()
+        text = json.dumps(twisted(rng, json.loads(data)))
+        return (text.replace("{", '{"rows": 1, "format": "x", ', 1) if rng.random() < 0.05 else text).encode()
     if file.suffix == ".jsonl" and rng.random() < 0.5:
         lines = [json.loads(line) for line in data.decode().splitlines()]
         return "\n".join(json.dumps(record) for record in twisted(rng, lines) or [{}]).encode() if lines else data
