@@ -14,6 +14,7 @@ import pytest
 import transformers
 
 from data.corpora import pieces
+from neatpack.audit import audit_data
 from neatpack.data import pack, verify
 from neatpack.data.dataset import PackedDataset
 from neatpack.errors import PackError, SourceError, StoreError
@@ -70,6 +71,9 @@ MALFORMED = {
     "no counts": lambda m: m.update(counts={}),
     "content of another kind": lambda m: m.update(content=["hash"]),
     "a hash that is null": lambda m: m["content"].update(hash=None),
+    "a tokenizer that is a name": lambda m: m.update(tokenizer="bytes"),
+    "a tokenizer of another size": lambda m: m.update(tokenizer={"vocab_size": "x"}),
+    "nothing of a tokenizer": lambda m: m.pop("tokenizer"),
     "shards of another kind": lambda m: m.update(shards={"0": {}}),
     "a shard that is a name": lambda m: m.update(shards=["data-00000.arrow"]),
     "bytes that are text": lambda m: m["shards"][0].update(bytes="12"),
@@ -77,10 +81,17 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("what", MALFORMED)
-def test_a_manifest_of_another_shape_is_one_clear_error(packed, what):
+@pytest.mark.parametrize("read", [verify, audit_data])
+def test_a_manifest_of_another_shape_is_one_clear_error(packed, what, read):
     rewrite(packed / "manifest.json", lambda manifest: MALFORMED[what](manifest) and None)
     with pytest.raises(StoreError, match=r"manifest.json: .*(Pack again, or restore the file|Use the neatpack that wrote it)"):
-        verify(packed)
+        read(packed)
+
+
+@pytest.mark.parametrize("text", ["[]", "null", '{"format": "another tool", "tokenizer": "x"}'])
+def test_the_audit_takes_a_manifest_of_another_tool_for_none(packed, text):
+    (packed / "manifest.json").write_text(text)
+    assert audit_data(packed).conserved is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", "[" * 100_000, "\ufeff{}", '{"format": "neatpack", "version": 99}'])

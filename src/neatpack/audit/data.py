@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from neatpack.data.columns import UNREADABLE, column_names, list_parts
+from neatpack.data.manifest import load_manifest
 from neatpack.data.store import MANIFEST, read_batches
 from neatpack.data.verify import verify
 from neatpack.errors import SourceError, StoreError
@@ -194,22 +195,23 @@ def _list_column(where: _Place, batch: pa.RecordBatch, name: str) -> tuple[np.nd
 
 
 def _manifest(root: Path) -> dict[str, Any] | None:
-    path = root / MANIFEST
-    if not path.is_file():
-        return None
+    """The manifest of a folder that neatpack packed; None where there is none, or that of somebody else's tool."""
     try:
-        manifest: dict[str, Any] = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise StoreError(f"{path}: not readable ({error}). Pack again, or restore the file.") from error
-    return manifest
+        foreign = json.loads((root / MANIFEST).read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError):
+        return load_manifest(root)  # says what is wrong with it
+    if not isinstance(foreign, dict) or foreign.get("format") != "neatpack":
+        return None
+    return load_manifest(root)
 
 
 def _vocabulary(manifest: dict[str, Any] | None) -> int | None:
     """The vocabulary that the folder was packed with: the tokenizer's, or the option's."""
     if manifest is None:
         return None
-    tokenizer = manifest.get("tokenizer") or {}
-    size: int | None = tokenizer.get("vocab_size") or manifest.get("options", {}).get("vocab_size")
+    size: int | None = manifest["tokenizer"]["vocab_size"] if manifest["tokenizer"] else manifest["options"]["vocab_size"]
     return size
 
 

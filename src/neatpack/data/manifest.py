@@ -94,6 +94,10 @@ def _folder_of(file: Path) -> str:
 def _check_manifest(path: Path, manifest: dict[str, Any]) -> None:
     for section, kinds in _SECTIONS.items():
         _check_section(path, section, manifest.get(section), kinds)
+    if manifest.get("tokenizer") is not None:
+        _check_section(path, "tokenizer", manifest["tokenizer"], {"vocab_size": (_NUMBER,)})
+    elif "tokenizer" not in manifest:
+        raise StoreError(f"{path}: tokenizer is missing, expected an object or null. Pack again, or restore the file.")
     strange = sorted(set(manifest["options"]) - {field.name for field in fields(PackOptions)})
     if strange:
         raise StoreError(
