@@ -24,6 +24,7 @@ from neatpack.data import pack
 
 CAPACITY = 2048
 BATCH_ROWS = 8
+TRL = "TRL bfd + DataCollatorWithFlattening"
 
 
 def write_source(folder: Path, documents: int) -> datasets.Dataset:
@@ -97,16 +98,17 @@ def main() -> None:
             "neatpack, stored rows": (PackedDataset(folder / "packed"), ours),
             "neatpack, stored rows through datasets": (datasets.load_from_disk(folder / "packed"), ours),
             "neatpack, stream": (PackedStream(source.to_iterable_dataset(num_shards=8), CAPACITY, shuffle_buffer=1000), ours),
-            "TRL bfd + DataCollatorWithFlattening": (trl_rows(source), CutAndFlatten()),
+            TRL: (trl_rows(source), CutAndFlatten()),
         }
-        print(f"{'workers':>7} {'way':<40} {'rows/s':>8} {'first batch':>12} {'targets':>10}")
+        print("| times TRL's rows/s | rows/s | way | workers | first batch s | targets |\n|---|---|---|---|---|---|")
         for workers in options.workers:
             best: dict[str, tuple[float, float, int]] = {}
             for _ in range(options.passes):
                 for way, (dataset, collator) in ways.items():
                     best[way] = max(best.get(way, (0.0, 0.0, 0)), run_pass(dataset, collator, workers))
+            theirs = best[TRL][0]
             for way, (rate, first, tokens) in best.items():
-                print(f"{workers:>7} {way:<40} {rate:>8.0f} {first:>10.2f} s {tokens:>10}")
+                print(f"| {rate / theirs:.2f} | {rate:.0f} | {way} | {workers} | {first:.2f} | {tokens} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,7 @@ disturbed by other work on the machine than wall time). Ratios are to `plan_rows
 a million documents on, and not past that. The last rows are floors: what NumPy takes to sort or copy the lengths and do
 nothing else.
 
-Peers are optional; a missing one says so in its row. Make an environment beside the project's own for them, with
-`numpy lightbinpack trl torch`, and put two that do not install as they are on its path:
-
-- seqpacker's Linux wheel is tagged for CPython 3.8: `pip download --python-version 3.8 --ignore-requires-python
-  --only-binary=:all: --no-deps seqpacker`, unpack it, rename the module inside to `_core.abi3.so`;
-- greedy_knapsack is one file, `neat_packing.py`, of the wheel that `pip download --no-deps nemo-automodel` gets.
+Peers are optional; a missing one says so in its row. `make bench` sets up an environment that has them all (`peers.py`).
 """
 
 from __future__ import annotations
@@ -25,8 +20,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from peers import nemo_module
 
 from neatpack.planning import plan_rows
+
+NEMO = "components/datasets/llm/neat_packing"
 
 SIZES = [100_000, 1_000_000, 10_000_000]
 PYTHON_LIMIT = 1_000_000
@@ -60,7 +58,7 @@ def with_lightbinpack(lengths: object, capacity: int) -> int:
 
 
 def with_greedy_knapsack(lengths: object, capacity: int) -> int:
-    return len(importlib.import_module("neat_packing").greedy_knapsack(lengths, capacity))
+    return len(nemo_module(NEMO).greedy_knapsack(lengths, capacity))
 
 
 def empty_lists(lengths: np.ndarray) -> object:
@@ -89,7 +87,7 @@ PLANNERS = [
     Planner("neatpack best_fit, seed=0", "neatpack", np.asarray, with_neatpack_seed),
     Planner("seqpacker obfd, flat (Rust)", "seqpacker", lambda lengths: lengths.astype(np.int64), with_seqpacker),
     Planner("lightbinpack obfd (C++)", "lightbinpack", np.asarray, with_lightbinpack),
-    Planner("NeMo greedy_knapsack", "neat_packing", np.ndarray.tolist, with_greedy_knapsack, PYTHON_LIMIT),
+    Planner("NeMo greedy_knapsack", "nemo_automodel", np.ndarray.tolist, with_greedy_knapsack, PYTHON_LIMIT),
     Planner("TRL bfd, one window", "trl.data_utils", empty_lists, with_trl, PYTHON_LIMIT),
     Planner("[floor] sort of the lengths", "numpy", np.asarray, sort_only),
     Planner("[floor] copy of the lengths", "numpy", np.asarray, copy_only),
@@ -110,7 +108,10 @@ def why_not(planner: Planner, documents: int) -> str | None:
     if planner.limit and documents > planner.limit:
         return f"not run past {planner.limit:,} documents"
     try:
-        importlib.import_module(planner.module)
+        if planner.module == "nemo_automodel":
+            nemo_module(NEMO)
+        else:
+            importlib.import_module(planner.module)
     except ImportError as error:
         return f"not installed ({error})"
     return None

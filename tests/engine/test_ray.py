@@ -214,6 +214,41 @@ def test_what_tasks_carry_does_not_grow_with_the_documents(tmp_path, monkeypatch
     assert largest[1] < largest[0] + 100 < 4000
 
 
+def used_store_bytes() -> int:
+    """Bytes in the object stores of all machines of the cluster, as its machines last reported them."""
+    import ray
+
+    name = "object_store_memory"
+    return int(ray.cluster_resources()[name] - ray.available_resources()[name])
+
+
+def test_the_object_store_stays_empty_whatever_the_size_of_the_corpus(tmp_path, cluster):
+    """Measured at every report of progress: a task's arguments and its reply travel with the messages."""
+    ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'neatpack[ray]'")
+    peaks = []
+    for count in (1000, 30_000):
+        source = write_ids(tmp_path / f"{count}.arrow", random_ids(count, count, 40))
+        used: list[int] = []
+        pack(
+            source,
+            tmp_path / f"out{count}",
+            64,
+            unit_tokens=20_000,
+            engine="ray",
+            ray_address=cluster.address,
+            progress=lambda step, done, total, used=used: used.append(used_store_bytes()),
+        )
+        peaks.append(max(used))
+    assert peaks == [0, 0]
+    with RayEngine(make_dying, address=cluster.address):
+        kept = ray.put(b"x" * 1_000_000)  # the measure sees what lies in the store
+        deadline = time.monotonic() + 30
+        while used_store_bytes() < 1_000_000:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        del kept
+
+
 def test_without_ray_the_error_names_the_extra(tmp_path, monkeypatch, corpus):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingDependencyError, match=r"--engine ray needs the package 'ray'.*neatpack\[ray\]"):
