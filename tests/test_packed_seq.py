@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import inspect
 import pickle
 import tracemalloc
 
@@ -209,6 +210,10 @@ def test_the_sync_counter_sees_a_sync():
         torch.tensor([1, 0]).nonzero()
         torch.tensor(3).item()
     assert len(reads.seen) == 2
+
+
+def test_moving_waits_unless_it_is_told_not_to():
+    assert inspect.signature(PackedSeqParams.to).parameters["non_blocking"].default is False
 
 
 def test_moving_keeps_the_values_and_the_int():

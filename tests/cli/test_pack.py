@@ -10,6 +10,7 @@ import sys
 import pytest
 from datasets import load_from_disk
 from rich.console import Console
+from tokenizers import Tokenizer, models, pre_tokenizers
 from typer.testing import CliRunner
 
 import neatpack
@@ -154,3 +155,38 @@ def test_the_collator_that_the_summary_prints_takes_the_rows(tmp_path):
     batch = eval(call[1], {"neatpack": neatpack})([row])
     assert batch["input_ids"].shape == batch["weight"].shape == (1, 8)
     assert sorted(batch["topic"].tolist()) == [4, 6]
+
+
+def special_tokenizer(path):
+    """Letters, and a special token whose name would be markup to the terminal."""
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "</s>": 1, "[/INST]": 2, "a": 3}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.add_special_tokens(["</s>", "[/INST]"])
+    tokenizer.save(str(path))
+    return path
+
+
+def test_special_tokens_that_texts_spell_out_are_told_by_name_and_split_on_request(tmp_path):
+    tokenizer = special_tokenizer(tmp_path / "tokenizer.json")
+    (tmp_path / "a.jsonl").write_text('{"text": "a </s> a"}\n{"text": "a [/INST] a </s>"}\n{"text": "a"}\n')
+    arguments = ["pack", str(tmp_path / "a.jsonl"), "--seq-len", "32", "--tokenizer", str(tokenizer), "--eos-token", "</s>"]
+    result = runner.invoke(app, [*arguments, "--out", str(tmp_path / "one")])
+    assert result.exit_code == 0, result.output
+    told = " ".join(result.output.split())
+    assert re.search(r"special tokens .*2 .*</s> in 1, \[/INST\] in 1", told), told
+    assert "--split-special-tokens" in told
+    result = runner.invoke(app, [*arguments, "--out", str(tmp_path / "two"), "--split-special-tokens"])
+    assert result.exit_code == 0, result.output
+    assert "special tokens" not in result.output
+    assert json.loads((tmp_path / "two" / "manifest.json").read_text())["options"]["split_special_tokens"] is True
+
+
+def test_markup_in_names_and_records_is_shown_as_it_is(tmp_path):
+    folder = tmp_path / "[bold]"
+    folder.mkdir()
+    (folder / "[red]x.jsonl").write_text('{"text": "a"}\n{"text": 1}\n{"[/b]": 2, "text": null}\n')
+    result = runner.invoke(app, ["pack", str(folder), "--seq-len", "8", "--out", str(tmp_path / "[blue]out"), "--skip-bad"])
+    assert result.exit_code == 0, result.output
+    told = "".join(result.output.split())
+    assert "[red]x.jsonl" in told
+    assert "[blue]out" in told
