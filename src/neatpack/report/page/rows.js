@@ -30,7 +30,7 @@ function readTheme() {
 
 function runColour(at) {
   if (!view.byLength) return theme.runs[hues[at]];
-  return mix(theme["length-0"], theme["length-1"], Math.log2(R.length[at] + 1) / Math.log2(S.capacity + 1));
+  return mix(theme["length-0"], theme["length-1"], Math.sqrt(R.length[at] / S.capacity));
 }
 
 const scaleOf = (width) => (width - GUTTER - MARGIN) / S.capacity;
@@ -121,7 +121,7 @@ function drawRuler(context, scale, width) {
   context.textAlign = "right";
   context.fillText("row", GUTTER - 10, 10);
   context.fillText("fill", width - 8, 10);
-  for (let part = 0; part <= 4; part++) {
+  for (let part = 0; part <= 4; part += scale * S.capacity < 320 ? 2 : 1) {
     const tokens = Math.round((S.capacity * part) / 4), x = GUTTER + tokens * scale;
     context.textAlign = part === 0 ? "left" : part === 4 ? "right" : "center";
     context.fillText(whole.format(tokens), x, 10);
