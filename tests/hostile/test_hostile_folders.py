@@ -11,6 +11,7 @@ import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 import transformers
 
 from data.corpora import pieces
@@ -19,6 +20,7 @@ from neatpack.data import pack, verify
 from neatpack.data.dataset import PackedDataset
 from neatpack.errors import PackError, SourceError, StoreError
 from neatpack.planning import load_plan, plan_rows, save_plan
+from neatpack.report.packing import open_packing
 
 
 @pytest.fixture
@@ -365,3 +367,54 @@ def test_a_zip_that_nobody_here_can_read_is_no_plan(tmp_path, patch):
     path.write_bytes(data)
     with pytest.raises(StoreError, match="not a whole neatpack plan"):
         load_plan(path)
+
+
+def test_the_planted_pickle_and_the_planted_code_would_run_if_anyone_ran_them(tmp_path, monkeypatch):
+    """The twin of all the tests above that find no mark: the traps work."""
+    pickle.loads(pickle.dumps(Trap(tmp_path / "pickled")))
+    assert (tmp_path / "pickled").exists()
+    np.save(tmp_path / "x.npy", np.array([Trap(tmp_path / "loaded")], object))
+    np.load(tmp_path / "x.npy", allow_pickle=True)
+    assert (tmp_path / "loaded").exists()
+    for module in ("transformers.dynamic_module_utils", "transformers.utils.hub"):
+        monkeypatch.setattr(f"{module}.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    folder = code_folder(tmp_path, tmp_path / "trusted")
+    (tmp_path / "a.txt").write_text("text")
+    with contextlib.suppress(Exception):  # it is no tokenizer, but it has run by then
+        pack(tmp_path / "a.txt", tmp_path / "out", 8, tokenizer=str(folder), trust_remote_code=True)
+    assert (tmp_path / "trusted").exists()
+
+
+@pytest.mark.parametrize("name", ["x.npy", "x.npz", "x.pt", "x.bin", "x.pkl"])
+def test_files_that_are_pickles_by_their_kind_are_no_source(tmp_path, name):
+    mark = tmp_path / "ran"
+    path = tmp_path / "source" / name
+    path.parent.mkdir()
+    if name.startswith("x.np"):
+        save = np.savez if name.endswith("z") else np.save
+        save(path, np.array([Trap(mark)], object))
+    else:
+        torch.save(Trap(mark), path)
+    for source in (path, path.parent):
+        with pytest.raises(SourceError, match=r"x\.|nothing to pack|no .*files"):
+            pack(source, tmp_path / "out", 8)
+        with pytest.raises(SourceError):
+            PackedDataset(source)
+    assert not mark.exists()
+
+
+def test_inspecting_a_strangers_folder_runs_nothing(tmp_path):
+    mark = tmp_path / "ran"
+    folder = code_folder(tmp_path, mark)
+    (tmp_path / "a.txt").write_text("text")
+    pack(tmp_path / "a.txt", tmp_path / "text", 8)
+
+    def change(manifest):
+        manifest["options"].update(tokenizer=str(folder), trust_remote_code=True)
+
+    rewrite(tmp_path / "text" / "manifest.json", change)
+    packing = open_packing(tmp_path / "text")
+    assert packing.plan.num_rows == 1
+    assert len(PackedDataset(tmp_path / "text")) == 1
+    assert audit_data(tmp_path / "text").rows == 1
+    assert not mark.exists()
