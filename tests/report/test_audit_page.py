@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("selenium")
-from pages import errors_of, open_page, press, set_theme, text_of
+from pages import errors_of, open_page, press, set_theme, settle, text_of
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
@@ -86,5 +86,6 @@ def test_the_maps_are_drawn_anew_when_the_theme_changes(page):
     colour = "return getComputedStyle(document.querySelectorAll('table.heat')[2].querySelectorAll('td')[11]).backgroundColor"
     light = page.execute_script(colour)
     set_theme(page, "dark")
+    settle(page)
     assert page.execute_script(colour) != light
     assert len(tables(page)) == 3
