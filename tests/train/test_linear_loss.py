@@ -81,6 +81,13 @@ def test_a_frozen_layer_gets_no_gradient():
     assert hidden.grad.abs().sum() > 0
 
 
+def test_a_penalty_on_the_gradient_is_refused_not_lost():
+    hidden, weight, bias, labels, params = packing(3)
+    loss = packed_linear_cross_entropy(hidden, weight, labels, params, bias=bias)
+    with pytest.raises(MetadataError, match="differentiable once"):
+        loss.backward(create_graph=True)
+
+
 def test_states_without_a_target_may_hold_anything():
     hidden, weight, bias, labels, params = packing(4)
     clean = packed_linear_cross_entropy(hidden, weight, labels, params, bias=bias)

@@ -230,6 +230,18 @@ def test_gradients_agree_with_finite_differences():
         )
 
 
+def test_a_penalty_on_the_gradient_is_refused_not_lost():
+    logits, labels, params = packing(8)
+    loss = packed_cross_entropy(logits, labels, params)
+    with pytest.raises(MetadataError, match=r"differentiable once.*create_graph=True.*prediction_targets"):
+        torch.autograd.grad(loss, logits, create_graph=True)
+    targets = prediction_targets(labels, params)
+    twice = F.cross_entropy(logits.flatten(0, 1), targets.flatten())  # the way out that the error names
+    (grad,) = torch.autograd.grad(twice, logits, create_graph=True)
+    assert gradient(grad.square().sum(), logits).abs().max() > 0
+    torch.testing.assert_close(grad, gradient(packed_cross_entropy(logits, labels, params), logits), rtol=0, atol=1e-14)
+
+
 def test_strided_logits_are_read_where_they_lie():
     logits, labels, params = packing(9)
     loss = packed_cross_entropy(logits, labels, params, chunk_size=5)

@@ -65,7 +65,7 @@ def token_cross_entropy(
     size = chunk_tokens(logits.shape[-1], chunk_size)
     apply = _TokenCrossEntropy.apply
     losses: torch.Tensor = apply(logits, targets.long(), ignore_index, label_smoothing, z_loss, size)  # type: ignore[no-untyped-call]
-    return losses
+    return once(losses)
 
 
 class _TokenCrossEntropy(torch.autograd.Function):
@@ -132,6 +132,25 @@ def chunk_gradient_(
         chunk -= label_smoothing / chunk.shape[-1]
     chunk *= grad_losses[..., None]
     return chunk
+
+
+def once(losses: torch.Tensor) -> torch.Tensor:
+    """Refuse a graph of the gradient of `losses`, which torch's `once_differentiable` alone leaves out without a word.
+
+    That one looks at the gradient that comes in; where this one is a constant (a loss times a weight), what goes out counts as
+    a constant too, though it depends on the logits: a penalty on the gradient would train nothing.
+    """
+    if losses.requires_grad and not torch.compiler.is_compiling():
+        losses.register_hook(_refuse_graph)  # type: ignore[no-untyped-call]
+    return losses
+
+
+def _refuse_graph(grad_losses: torch.Tensor) -> None:
+    if torch.is_grad_enabled():
+        raise MetadataError(
+            "the packed loss is differentiable once, and backward(create_graph=True) asks for more. For second derivatives "
+            "give torch.nn.functional.cross_entropy the targets of prediction_targets(labels, params)."
+        )
 
 
 def wide_dtype(tensor: torch.Tensor) -> torch.dtype:

@@ -24,6 +24,7 @@ from neatpack.train.cross_entropy import (
     chunk_gradient_,
     chunk_losses,
     chunk_tokens,
+    once,
     pieces,
     wide_dtype,
 )
@@ -133,7 +134,7 @@ def linear_token_cross_entropy(
         hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
     options = (ignore_index, label_smoothing, z_loss, size)
     losses: torch.Tensor = _LinearCrossEntropy.apply(hidden, weight, bias, targets.long(), options)  # type: ignore[no-untyped-call]
-    return losses
+    return once(losses)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
