@@ -128,9 +128,9 @@ def two_ranks(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_two_ranks_take_the_step_of_all_their_documents(reduction, two_ranks):
-    first, second = (recorded[reduction] for recorded in two_ranks)
+@pytest.mark.parametrize(("run_as", "reduction"), [*zip(REDUCTIONS, REDUCTIONS, strict=True), ("compute_loss_func", "token")])
+def test_two_ranks_take_the_step_of_all_their_documents(run_as, reduction, two_ranks):
+    first, second = (recorded[run_as] for recorded in two_ranks)
     assert len(first) == len(second) == 12 // (2 * 2 * 2) + 1  # the last step is half a step
     merged = []
     for one, other in zip(first, second, strict=True):

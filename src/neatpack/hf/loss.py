@@ -7,6 +7,9 @@ micro-batches and ranks of the step, and tells the function nothing of documents
 
       Trainer(..., data_collator=PackedCollator(), compute_loss_func=PackedLoss())
 
+  On several ranks it relies on `TrainingArguments(average_tokens_across_devices=True)`, the default: without it the Trainer
+  counts each rank's tokens alone and averages the ranks' means. The mixin below counts over all ranks by itself.
+
 - means over documents need the boundaries of each batch and the documents of the whole step. The mixin reads the former
   from the batch (`cu_seq_lens_q`) and counts the latter where the Trainer counts tokens (`get_batch_samples`, once a step,
   summed over the ranks), for every reduction:
