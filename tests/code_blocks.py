@@ -10,12 +10,15 @@ import doctest
 import io
 import re
 import shlex
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from neatpack.cli import app
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))  # the ingredients that the examples and the pages share
 
 BLOCK = re.compile(
     r"^(?P<indent> *)```(?P<language>\w+)[^\n]*\n(?P<code>.*?)^(?P=indent)```|^<!-- test\n(?P<hidden>.*?)^-->",
@@ -101,8 +104,8 @@ RUNNERS = {"python": run_python, "bash": run_shell}
 def packed_workplace(folder: Path) -> None:
     """What pages find where they run: text in `corpus/`, a packed folder `packed`, a tokenizer and a checkpoint."""
     import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from ingredients import byte_tokenizer, small_llama_config
+    from transformers import LlamaForCausalLM
 
     from neatpack.data import pack
 
@@ -111,14 +114,6 @@ def packed_workplace(folder: Path) -> None:
     for number in range(12):
         (corpus / f"{number}.txt").write_text(f"document {number} " * (number + 1))
     pack([corpus], folder / "packed", 256)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    torch.manual_seed(0)  # and weights wide enough for attention to matter before training
-    config = LlamaConfig(vocab_size=258, initializer_range=0.2, **sizes)
-    LlamaForCausalLM(config).save_pretrained(folder / "path/to/model")
-    vocabulary = {
-        token: number for number, token in enumerate([*sorted(pre_tokenizers.ByteLevel.alphabet()), "<eos>", "<pad>"])
-    }
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>")
-    fast.save_pretrained(folder / "path/to/tokenizer")
+    torch.manual_seed(0)
+    LlamaForCausalLM(small_llama_config()).save_pretrained(folder / "path/to/model")
+    byte_tokenizer().save_pretrained(folder / "path/to/tokenizer")
