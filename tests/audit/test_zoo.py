@@ -19,6 +19,7 @@ from neatpack.hf import collator_for, contract_for
 from tiny_models import DOC_IDS, packed_batch, tiny_model
 
 OUTDATED = "docs/isolation.md is out of date; run: neatpack audit --zoo --write docs/isolation.md"
+ELSEWHERE = "## Isolated elsewhere, not on packed_varlen"
 PAGE = Path(__file__).parents[2] / "docs" / "isolation.md"
 
 
@@ -76,7 +77,7 @@ def test_the_page_in_the_docs_is_written_as_a_page_is_written_now(sample):
     """Its words besides the models: the head of it, and the families that only transformers' own attention isolates."""
     text, fresh = PAGE.read_text(encoding="utf-8"), page(sample)
     assert text.partition("For each of the")[0] == fresh.partition("For each of the")[0], OUTDATED
-    of_sample = fresh.partition("## Isolated elsewhere")[2].partition("## Matrix")[0].strip().splitlines()
+    of_sample = fresh.partition(ELSEWHERE)[2].partition("## Matrix")[0].strip().splitlines()
     assert set(of_sample) <= set(text.splitlines()), OUTDATED
 
 
@@ -114,7 +115,7 @@ def test_models_with_attention_of_their_own_run_isolated_when_loaded_as_they_are
 
 
 def test_the_page_lists_the_families_that_packed_varlen_does_not_reach_and_where_to_go():
-    section = PAGE.read_text(encoding="utf-8").partition("## Isolated elsewhere")[2].partition("## Matrix")[0]
+    section = PAGE.read_text(encoding="utf-8").partition(ELSEWHERE)[2].partition("## Matrix")[0]
     listed = {line.split("`")[1] for line in section.splitlines() if line.startswith("- `")}
     assert listed >= set(LOADED_AS_THEY_ARE)
     stated = verdicts_on(PAGE.read_text(encoding="utf-8"))
