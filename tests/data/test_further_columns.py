@@ -239,7 +239,7 @@ def test_verify_finds_a_row_whose_values_are_too_few(tmp_path):
     given = records()
     pack(write(tmp_path, "arrow", given), tmp_path / "out", 64, **CARRIED)
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    manifest["options"]["token_columns"] = ["id"]
+    manifest["options"].update(token_columns=["id"], document_columns=[])
     (tmp_path / "out" / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(StoreError, match=r"row 0: id has \d+ values, expected \d+"):
         verify(tmp_path / "out")
