@@ -1,5 +1,6 @@
 """The loss of a packed batch is that of its documents alone: values, gradients, every reduction, any split of the batch."""
 
+import itertools
 import math
 
 import numpy as np
@@ -348,13 +349,10 @@ class Bigram(torch.nn.Module):
 def _train_on_rank(rank, rendezvous, folder):
     torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
     model = torch.nn.parallel.DistributedDataParallel(Bigram())
-    _, labels, params = packing(5, batch=6)
-    own = [
-        (labels[rows], params_of(params.doc_ids[rows]))
-        for rows in ([slice(0, 1), slice(1, 2)], [slice(2, 5), slice(5, 6)])[rank]
-    ]
+    own_batches = _batches_of_rank(rank)
     found = {}
-    for reduction in SCALARS:
+    for reduction, silent in itertools.product(SCALARS, [False, True]):
+        own = [(labels.masked_fill(torch.tensor(silent and rank == 1), -100), params) for labels, params in own_batches]
         model.zero_grad()
         num_items = sum(count_items(*batch, reduction=reduction) for batch in own)
         torch.distributed.all_reduce(num_items)
@@ -365,21 +363,30 @@ def _train_on_rank(rank, rendezvous, folder):
             loss = packed_cross_entropy(logits, own_labels, own_params, reduction=reduction, num_items=num_items)
             (2 * loss).backward()
             total += loss.item()
-        found[reduction] = (total, [parameter.grad.clone() for parameter in model.parameters()])
+        found[reduction, silent] = (total, [parameter.grad.clone() for parameter in model.parameters()])
     torch.save(found, f"{folder}/{rank}.pt")
     torch.distributed.destroy_process_group()
+
+
+def _batches_of_rank(rank):
+    _, labels, params = packing(5, batch=6)
+    return [
+        (labels[rows], params_of(params.doc_ids[rows]))
+        for rows in ([slice(0, 1), slice(1, 2)], [slice(2, 5), slice(5, 6)])[rank]
+    ]
 
 
 def test_two_ranks_with_accumulation_take_the_step_of_all_their_documents(tmp_path):
     torch.multiprocessing.spawn(_train_on_rank, args=(tmp_path / "rendezvous", tmp_path), nprocs=2)
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
-    _, labels, params = packing(5, batch=6)
-    for reduction in SCALARS:
+    for reduction, silent in itertools.product(SCALARS, [False, True]):
+        _, labels, params = packing(5, batch=6)
+        labels[2:] = -100 if silent else labels[2:]  # the second rank has no target at all
         model = Bigram()
         loss = reduced_by_definition(alone(model(labels.clamp(min=0)), labels, params), reduction)
         loss.backward()
-        assert first[reduction][0] + second[reduction][0] == pytest.approx(loss.item(), abs=1e-12)
-        for parameter, grad in zip(model.parameters(), first[reduction][1], strict=True):
+        assert first[reduction, silent][0] + second[reduction, silent][0] == pytest.approx(loss.item(), abs=1e-12)
+        for parameter, grad in zip(model.parameters(), first[reduction, silent][1], strict=True):
             torch.testing.assert_close(grad, parameter.grad, rtol=0, atol=1e-13)
 
 
