@@ -165,6 +165,18 @@ def test_an_empty_batch_has_empty_pieces(doc_ids):
     [
         ({"max_seqlen": 2}, "max_seqlen is 2, but the longest segment has 3"),
         ({"max_seqlen": 4}, "max_seqlen is 4"),
+        (
+            {"cu_seqlens": torch.tensor([0, 2, 5, 7, 9, 12], dtype=torch.int32)},
+            r"doc_ids\[1, 0\] starts a segment, but cu_seqlens has no offset there",
+        ),
+        (
+            {"cu_seqlens": torch.tensor([0, 2, 4, 5, 6, 7, 9, 12], dtype=torch.int32)},
+            r"doc_ids\[0, 4\] is within a document, but cu_seqlens cuts it there \(flattened position 4\)",
+        ),
+        (
+            {"cu_seqlens": torch.tensor([0, 2, 6, 7, 9, 12], dtype=torch.int32)},
+            r"doc_ids\[0, 5\] starts a segment, but cu_seqlens has no offset there \(flattened position 5\)",
+        ),
         ({"cu_seqlens": torch.tensor([0, 2, 5, 6, 7, 9, 11], dtype=torch.int32)}, r"from 0 to B\*S = 12"),
         ({"cu_seqlens": torch.tensor([0, 5, 2, 6, 7, 9, 12], dtype=torch.int32)}, "must increase"),
         ({"cu_seqlens": torch.tensor([0, 2, 5, 6, 7, 9, 12])}, "int64"),

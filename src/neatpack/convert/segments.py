@@ -191,8 +191,9 @@ def check_params(params: PackedSeqParams, *, total_tokens: int | None = None) ->
         total_tokens: how many tokens the queries hold, if known.
 
     Raises:
-        MetadataError: offsets that are no contiguous int32 vector, do not run from 0 to `B*S` in increasing order, or whose
-            `max_seqlen` is not the longest segment; or another number of tokens.
+        MetadataError: offsets that are no contiguous int32 vector, do not run from 0 to `B*S` in increasing order, miss a
+            boundary of the map or cut a document of it, or whose `max_seqlen` is not the longest segment; or another number
+            of tokens.
     """
     offsets, tokens = params.cu_seqlens, params.doc_ids.numel()
     if offsets.dim() != 1 or offsets.dtype != torch.int32 or not offsets.is_contiguous() or not len(offsets):
@@ -211,10 +212,31 @@ def check_params(params: PackedSeqParams, *, total_tokens: int | None = None) ->
             f"cu_seqlens must increase from 0 to B*S = {tokens}, got {_shown(offsets)}. "
             "Build the metadata with packed_seq_params_from_doc_ids."
         )
+    _check_boundaries(params)
     if params.max_seqlen != longest(lengths):
         raise MetadataError(
             f"max_seqlen is {params.max_seqlen}, but the longest segment has {longest(lengths)} tokens; a kernel would leave "
             "the rest of it uncomputed. Build the metadata with packed_seq_params_from_doc_ids."
+        )
+
+
+def _check_boundaries(params: PackedSeqParams) -> None:
+    """Refuse offsets that are not the boundaries of the map: attention over a missing one is a leak. Padding may be cut."""
+    ids = params.doc_ids
+    changes = torch.ones(ids.shape, dtype=torch.bool, device=ids.device)
+    changes[:, 1:] = ids[:, 1:] != ids[:, :-1]
+    cut = torch.zeros(ids.numel(), dtype=torch.bool, device=ids.device)
+    cut[params.cu_seqlens[:-1].long()] = True
+    cut = cut.reshape(ids.shape)
+    wrong = (changes & ~cut) | (cut & ~changes & (ids != 0))
+    if bool(wrong.any()):
+        row, position = wrong.nonzero()[0].tolist()
+        place = row * ids.shape[1] + position
+        found = "has no offset there" if changes[row, position] else "cuts it there"
+        raise MetadataError(
+            f"doc_ids[{row}, {position}] {'starts a segment' if changes[row, position] else 'is within a document'}, but "
+            f"cu_seqlens {found} (flattened position {place}): offsets and map are of different batches, or one was changed. "
+            "Build the metadata with packed_seq_params_from_doc_ids."
         )
 
 
