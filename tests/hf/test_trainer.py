@@ -131,3 +131,12 @@ def test_the_plain_function_stops_on_a_leak_and_on_a_batch_without_a_map():
     stock = {name: batch[name] for name in ("input_ids", "position_ids", "use_cache")}
     with pytest.raises(ContractError, match="carries no document map"):
         require_isolation(model, stock)
+
+
+@pytest.mark.parametrize("attention", ["packed_varlen", "eager"])
+def test_padding_behind_documents_in_aligned_slots_is_no_document_either(attention):
+    model = tiny_model("opt", attention)  # on eager its collator sends a mask, under which a pad sees only itself
+    batch = collator_for(model, align=8)(list(rows(((5, 7), (6, 4, 6)))))
+    report = require_isolation(model, batch)
+    assert [document.length for document in report.documents] == [5, 7, 6, 4, 6]
+    assert report.isolated

@@ -122,8 +122,9 @@ def isolation_callback(*, probe: bool = True, tolerance: float | None = None, ma
 def _without_padding(batch: Mapping[str, Any]) -> torch.Tensor | None:
     """The document map `[B, S]` of a batch that carries offsets but no map, padding left out; None for other batches.
 
-    Padding is the last segment of a row where nothing is learned and one id repeats. As a document it would be probed, and
-    a mask that keeps pads to themselves would look like a fault.
+    Padding is a segment where nothing is learned and one id repeats: behind a row's documents, or (of two tokens or more; one
+    may be a short document) behind each in its aligned slot. As a document it would be probed, and a mask that keeps pads to
+    themselves would look like a fault.
     """
     offsets, ids, labels = batch.get("cu_seq_lens_q"), batch.get("input_ids"), batch.get("labels")
     given = [batch.get("doc_ids"), *(value for value in batch.values() if isinstance(value, PackedSeqParams))]
@@ -135,7 +136,7 @@ def _without_padding(batch: Mapping[str, Any]) -> torch.Tensor | None:
         return None  # the probe says what is wrong with them
     for index, (start, end) in enumerate(itertools.pairwise(bounds), start=1):
         nothing = not bool(learned[start:end].any()) and bool((flat[start:end] == flat[start]).all())
-        if end % ids.shape[1] or not nothing:
+        if not nothing or (end - start == 1 and end % ids.shape[1]):
             doc_ids[start:end] = index
     return doc_ids.view_as(ids)
 
