@@ -194,6 +194,9 @@ class HostReads(TorchDispatchMode):
 class Elsewhere(torch.Tensor):
     """A tensor that the builder must treat as living on an accelerator: not a plain CPU tensor."""
 
+    def numpy(self, *, force=False):
+        raise TypeError("can't convert it to numpy, as from an accelerator")
+
 
 def test_the_device_path_gives_the_same_offsets_and_reads_nothing_but_one_copy():
     doc_ids = torch.tensor(WORKED_EXAMPLE)
