@@ -204,3 +204,46 @@ def test_verify_refuses_a_whole_shard_with_a_name_that_is_no_utf8(tmp_path, file
         verify(out)
     with pytest.raises(StoreError, match=rf"{shard.name}: not readable as .*utf-8"):
         audit_data(out)
+
+
+def varint(number):
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*out, number])
+
+
+def schema_element(name, *, children=None):
+    """An element of a Parquet schema in Thrift's compact protocol: a group of `children`, or else a required integer."""
+    if children is None:
+        return b"\x15\x04\x25\x00\x18" + varint(len(name)) + name + b"\x00"
+    return b"\x48" + varint(len(name)) + name + b"\x15" + varint(2 * children) + b"\x00"
+
+
+def parquet_of(elements, claimed=None):
+    """A Parquet file of nothing but a footer: a schema, of `claimed` elements as it says, and no rows."""
+    count = b"\x19\xfc" + varint(len(elements) if claimed is None else claimed)
+    footer = b"\x15\x04" + count + b"".join(elements) + b"\x16\x00\x19\x0c\x00"
+    return b"PAR1" + footer + len(footer).to_bytes(4, "little") + b"PAR1"
+
+
+ROOT, IDS = schema_element(b"schema", children=1), schema_element(b"input_ids")
+THRIFT_BOMBS = {
+    "a list of two billion": parquet_of([ROOT, IDS], claimed=2**31 - 1),
+    "two billion children": parquet_of([schema_element(b"schema", children=2**31 - 1), IDS]),
+    "a hundred thousand levels": parquet_of([ROOT, *[schema_element(b"a", children=1)] * 100_000, IDS]),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("bomb", THRIFT_BOMBS)
+def test_a_footer_that_claims_or_nests_without_end_is_refused(tmp_path, reader, bomb):
+    (tmp_path / "honest.parquet").write_bytes(parquet_of([ROOT, IDS]))
+    with pytest.raises(SourceError, match="all of them empty|not lists of numbers"):  # the twin is read as far as it goes
+        READERS[reader](tmp_path / "honest.parquet", tmp_path)
+    path = tmp_path / "x.parquet"
+    path.write_bytes(THRIFT_BOMBS[bomb])
+    assert len(THRIFT_BOMBS[bomb]) < 1_000_000
+    with pytest.raises(SourceError, match=r"x.parquet: not readable as parquet \(.*(size limit|Malformed|too deeply nested)"):
+        READERS[reader](path, tmp_path)
