@@ -240,7 +240,7 @@ THRIFT_BOMBS = {
 @pytest.mark.parametrize("bomb", THRIFT_BOMBS)
 def test_a_footer_that_claims_or_nests_without_end_is_refused(tmp_path, reader, bomb):
     (tmp_path / "honest.parquet").write_bytes(parquet_of([ROOT, IDS]))
-    with pytest.raises(SourceError, match="all of them empty|not lists of numbers"):  # the twin is read as far as it goes
+    with pytest.raises(SourceError, match=r"all of them empty|not lists of numbers"):  # the twin is read as far as it goes
         READERS[reader](tmp_path / "honest.parquet", tmp_path)
     path = tmp_path / "x.parquet"
     path.write_bytes(THRIFT_BOMBS[bomb])
