@@ -1,5 +1,7 @@
 """Rows in, batch out: every key follows from seq_lengths, and nothing asks one document to predict the next."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -326,3 +328,10 @@ def test_an_option_that_no_batch_can_honour_is_refused_when_the_collator_is_buil
 def test_token_ids_that_no_vocabulary_has_are_refused_not_wrapped(ids, message):
     with pytest.raises(MetadataError, match=message):
         PackedCollator()([{"input_ids": ids, "seq_lengths": [2]}])
+
+
+def test_a_collators_options_are_named_and_stay_as_they_were_checked():
+    with pytest.raises(TypeError, match="positional"):
+        PackedCollator(0)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        PackedCollator().row_length = -1
