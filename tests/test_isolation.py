@@ -308,3 +308,14 @@ def test_documents_in_aligned_slots_are_isolated_with_padding_between_them(align
     batch["max_length_q"] = batch["max_length_k"] = batch["input_ids"].shape[1]
     batch["position_ids"] = torch.arange(batch["input_ids"].shape[1]).expand(2, -1)
     assert check_isolation(tiny_model("llama"), batch).verdict == "leaking"  # the twin: one segment a row
+
+
+def test_a_forward_that_demands_the_metadata_is_given_that_of_the_document_alone():
+    class Demanding(Mixer):
+        def forward(self, input_ids, packed_seq_params):
+            return super().forward(input_ids, packed_seq_params.doc_ids)
+
+    batch = {**batch_with_map(), "packed_seq_params": packed_seq_params_from_doc_ids(MAP)}
+    del batch["doc_ids"]
+    assert check_isolation(Demanding(), batch).isolated
+    assert check_isolation(Demanding(leak=0.1), batch).verdict == "leaking"

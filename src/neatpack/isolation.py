@@ -369,7 +369,8 @@ def _one_document(model: torch.nn.Module, tokens: torch.Tensor, position_start: 
     """Arguments for `tokens [1, n]` as one document: its positions, no cache; offsets only where forward names them."""
     one_segment = packed_seq_params_from_doc_ids(torch.ones(tokens.shape, dtype=torch.int64)).to(tokens.device)
     named = inspect.signature(model.forward).parameters
-    offsets = {name: value for name, value in to_flash_attention_kwargs(one_segment).items() if name in named}
+    boundaries = {**to_flash_attention_kwargs(one_segment), "doc_ids": one_segment.doc_ids, "packed_seq_params": one_segment}
+    offsets = {name: value for name, value in boundaries.items() if name in named}
     positions = position_start + torch.arange(tokens.shape[1], device=tokens.device)[None]
     return {"input_ids": tokens, **_accepted(model, {"position_ids": positions, "use_cache": False}), **offsets}
 

@@ -249,3 +249,15 @@ def test_flash_in_float32_without_a_linear_layer_is_refused_with_the_way_out():
     with pytest.raises(ContractError, match="Load the model in bfloat16"):
         contract_for(model)
     assert contract_for(model.bfloat16()).payload == "offsets"
+
+
+@pytest.mark.parametrize("attention", ["packed_varlen", "sdpa"])
+def test_chunked_attention_is_refused_where_transformers_counts_chunks_along_the_row(attention, monkeypatch):
+    """transformers 5.20 and before: logits differ by 3.8 from the document alone, and none moves another."""
+    from transformers import masking_utils
+
+    model = tiny_model("llama4", attention)
+    assert contract_for(model).payload in ("offsets", "positions")
+    monkeypatch.delattr(masking_utils, "remap_positions_for_packed_sequence")
+    with pytest.raises(ContractError, match=r"Llama4.* attends in chunks.*Upgrade transformers"):
+        contract_for(model)

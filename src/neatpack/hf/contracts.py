@@ -195,6 +195,11 @@ def _refuse_what_no_payload_reaches(facts: ModelFacts, known: frozenset[str]) ->
             f"{facts.name} has layers of kind {', '.join(unknown)} (config.layer_types), which are not known to keep documents "
             f"apart on {facts.attention}. Train it on one document a row."
         )
+    if "chunked_attention" in facts.layer_kinds and not _chunks_restart():
+        raise ContractError(
+            f"{facts.name} attends in chunks, and this version of transformers counts them from the row's start, not from each "
+            "document's: a document would be cut elsewhere than alone. Upgrade transformers (5.24 restarts them)."
+        )
     if facts.selects_by_itself:
         raise ContractError(
             f"{facts.name}: {', '.join(facts.selects_by_itself)} keeps the few keys of a row that score highest, and tokens "
@@ -225,6 +230,13 @@ def _refuse_what_no_payload_reaches(facts: ModelFacts, known: frozenset[str]) ->
             f"{facts.name} is configured for attention in blocks of the row (config.attention_type={facts.blocks!r}): "
             "blocks do not end where documents do. Load it with attention_type='original_full'."
         )
+
+
+def _chunks_restart() -> bool:
+    """Does transformers count chunks within the segments that it finds in position ids? Up to 5.20 it does not."""
+    from transformers import masking_utils
+
+    return hasattr(masking_utils, "remap_positions_for_packed_sequence")
 
 
 def _refuse_own_attention(facts: ModelFacts, model: torch.nn.Module) -> None:

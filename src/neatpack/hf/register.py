@@ -40,7 +40,9 @@ def register(name: str = "packed_varlen") -> str:
         )
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
-    except ImportError as error:
+    except ModuleNotFoundError as error:
+        if error.name != "transformers":
+            raise  # transformers is there, and something that it needs is not
         raise MissingDependencyError("transformers", "neatpack.hf.register", "neatpack[hf]") from error
     from neatpack.hf.attention import PackedVarlenAttention
     from neatpack.hf.mask import packed_mask
