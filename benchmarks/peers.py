@@ -10,6 +10,7 @@ Most peers install from PyPI as they are. Two do not:
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -45,6 +46,7 @@ def nemo_module(path: str) -> ModuleType:
 def install_seqpacker() -> None:
     """Put seqpacker into this environment's site-packages."""
     target = Path(sysconfig.get_paths()["platlib"])
+    shutil.rmtree(target / "seqpacker", ignore_errors=True)
     with tempfile.TemporaryDirectory() as folder:
         download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", folder]
         subprocess.run([*download, "--python-version", "3.8", "--ignore-requires-python", SEQPACKER], check=True)
