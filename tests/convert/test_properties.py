@@ -179,6 +179,7 @@ def test_aligned_slots_lead_back_to_the_documents(doc_ids, multiple):
     layout = align_documents(params_of(doc_ids), multiple)
     form_c = slots(layout.params)
     assert not (form_c.cu_seqlens % multiple).any()
+    assert bool((form_c.cu_seqlens.diff() - form_c.lengths < multiple).all())  # no slot is wider than it must be
     if real(doc_ids).any():
         back = doc_ids_from_cu_seqlens(form_c.cu_seqlens, real_lengths=form_c.lengths)
         assert torch.equal(back, layout.params.doc_ids)
