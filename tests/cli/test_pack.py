@@ -157,6 +157,37 @@ def test_the_collator_that_the_summary_prints_takes_the_rows(tmp_path):
     assert sorted(batch["topic"].tolist()) == [4, 6]
 
 
+def test_rows_with_room_for_slots_are_told_and_collated_as_printed(corpus, tmp_path):
+    arguments = ["--seq-len", "32", "--align", "16", "--max-docs-per-row", "2"]
+    result = runner.invoke(app, ["pack", str(corpus), "--out", str(tmp_path / "out"), *arguments])
+    assert result.exit_code == 0, result.output
+    told = re.sub(r"[│┃]", " ", result.output)
+    assert re.search(r"documents a row +2 +at most", told), told
+    assert re.search(r"align +16 +tokens", told), told
+    call = re.search(r"collate_fn=(neatpack\.PackedCollator\(.*\))\)", result.output)
+    assert call, result.output
+    assert "row_length=32, align=16" in call[1]
+    rows = list(load_from_disk(str(tmp_path / "out")))
+    assert max(len(row["seq_lengths"]) for row in rows) == 2
+    batch = eval(call[1], {"neatpack": neatpack})(rows)
+    assert batch["input_ids"].shape == (len(rows), 32)
+    second = next(index for index, row in enumerate(rows) if len(row["seq_lengths"]) == 2)
+    assert batch["position_ids"][second, 16] == 0
+    shown = runner.invoke(app, ["inspect", str(tmp_path / "out")])
+    assert "PackedCollator(align=16)" in " ".join(shown.output.split())
+
+
+def test_verify_shares_the_work_between_processes(corpus, tmp_path):
+    pack(corpus, tmp_path / "out", 64, unit_tokens=17)
+    reports = [
+        runner.invoke(app, ["verify", str(tmp_path / "out"), "--source", str(corpus), "--json", "--workers", workers])
+        for workers in ("1", "2")
+    ]
+    assert [report.exit_code for report in reports] == [0, 0], reports
+    assert json.loads(reports[0].stdout) == json.loads(reports[1].stdout)
+    assert runner.invoke(app, ["verify", str(tmp_path / "out"), "--workers", "0"]).exit_code == 2
+
+
 def special_tokenizer(path):
     """Letters, and a special token whose name would be markup to the terminal."""
     tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "</s>": 1, "[/INST]": 2, "a": 3}, unk_token="<unk>"))

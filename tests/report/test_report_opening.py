@@ -123,7 +123,7 @@ def test_a_tokenizer_that_is_another_one_now_decodes_nothing(packed, tmp_path):
     [
         ({"counts": {"documents": -1}}, "counts.documents is -1"),
         ({"counts": {"split": "many"}}, "counts.split is 'many'"),
-        ({"options": {"seq_len": 0}}, "rows of 0 tokens"),
+        ({"options": {"seq_len": 0}}, "seq_len must be a positive integer"),
         ({"options": {"seq_len": 5}}, "expected 5 at most"),
     ],
 )

@@ -21,6 +21,7 @@ from neatpack.data.pack import pack as pack_documents
 EXAMPLES = (
     "neatpack pack corpus/ --out packed --seq-len 4096 --overflow split",
     "neatpack pack chat.jsonl --out packed --seq-len 8192 --tokenizer path/to/tokenizer",
+    "neatpack pack corpus/ -o packed --seq-len 8192 --overflow split --max-docs-per-row 64 --align 16",
     "neatpack pack ids.parquet -o packed --seq-len 2048 --document-columns url,score --format parquet",
 )
 
@@ -102,6 +103,20 @@ def pack(
         _planning(help="best_fit: fewest rows; in_order: next-fit; wrapped: one stream cut into full rows, documents too."),
     ] = Strategy.best_fit,
     overflow: Annotated[Overflow, _planning(help="What becomes of a document longer than a row.")] = Overflow.error,
+    max_docs_per_row: Annotated[
+        int | None,
+        _planning(
+            min=1, help="The most documents (or pieces of them) in a row, where a kernel limits them.", show_default=False
+        ),
+    ] = None,
+    align: Annotated[
+        int,
+        _planning(
+            min=1,
+            help="Leave room to round every document up to a multiple of this many tokens, as context parallelism (twice its "
+            "size) and 8-bit kernels need; the collator then pads them.",
+        ),
+    ] = 1,
     seed: Annotated[int, _planning(min=0, help="Shuffles the rows, reproducibly.")] = 0,
     no_shuffle: Annotated[bool, _planning("--no-shuffle", help="Keep rows in the planner's order.")] = False,
     workers: Annotated[
@@ -177,6 +192,8 @@ def pack(
             include=tuple(include or ()),
             strategy=strategy.value,
             overflow=overflow.value,
+            max_docs_per_row=max_docs_per_row,
+            align=align,
             seed=None if no_shuffle else seed,
             skip_bad=skip_bad,
             eos=not no_eos,
@@ -217,7 +234,7 @@ def print_summary(summary: PackSummary, console: Console) -> None:
 
 def collator_call(summary: PackSummary) -> str:
     """The collator that takes these rows, as Python: one length for all, and further columns named."""
-    options = [f"row_length={summary.seq_len}"]
+    options = [f"row_length={summary.seq_len}", *([f"align={summary.align}"] if summary.align > 1 else [])]
     options += [
         f"{option}={list(names)!r}"
         for option, names in (("token_columns", summary.token_columns), ("document_columns", summary.document_columns))
@@ -238,6 +255,10 @@ def summary_lines(summary: PackSummary) -> list[tuple[str, str, str]]:
         ("padding", f"{summary.padding:,}", "tokens, added when rows are batched; not stored"),
         ("time", f"{summary.seconds:.2f} s", f"{summary.tokens_per_second / 1e6:,.2f} M tokens/s{resumed}"),
     ]
+    if summary.max_docs_per_row:
+        lines.append(("documents a row", f"{summary.max_docs_per_row:,}", "at most, pieces of documents included"))
+    if summary.align > 1:
+        lines.append(("align", f"{summary.align:,}", "tokens: documents have room for slots of a multiple of it"))
     optional = [
         ("split", counts.split, "documents lie in more than one piece"),
         ("truncated", counts.truncated, f"documents, {counts.truncated_tokens:,} tokens cut off"),

@@ -16,7 +16,7 @@ from neatpack.data.verify import verify as verify_folder
 
 EXAMPLES = (
     "neatpack verify packed",
-    "neatpack verify packed --source corpus/ --json",
+    "neatpack verify packed --source corpus/ --workers 2 --json",
 )
 
 
@@ -26,6 +26,7 @@ def verify(
         list[Path] | None,
         typer.Option(help="Read the source again and compare; repeat for several, in any order.", show_default=False),
     ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that share the shards, and the files of the source.")] = 1,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="With --source: let a hub tokenizer run the code that it ships.")
     ] = False,
@@ -36,7 +37,7 @@ def verify(
     Exit code 0 if all is right; else 1, with the first fault on stderr.
     """
     with progress_bar() as progress:
-        report = verify_folder(folder, source, trust_remote_code=trust_remote_code, progress=progress)
+        report = verify_folder(folder, source, workers=workers, trust_remote_code=trust_remote_code, progress=progress)
     if json_output:
         sys.stdout.write(json.dumps(asdict(report), indent=1) + "\n")
         return

@@ -76,7 +76,7 @@ class PackedDataset:
         opened.table.check_columns(ignore)
         lengths = opened.table.lengths()
         if plan is None:
-            plan = _plan_as_stored(lengths, opened.table.records)
+            plan = _plan_as_stored(lengths, opened.table.records, opened.align)
         else:
             _check_plan(plan, lengths)
         self._restore(opened, plan, ignore)
@@ -99,7 +99,7 @@ class PackedDataset:
 
     @property
     def align(self) -> int:
-        """What the plan rounds slots up to: give it to the collator, `PackedCollator(align=dataset.align)`."""
+        """What slots are rounded up to, by the plan or as the folder was packed: `PackedCollator(align=dataset.align)`."""
         return self._plan.align
 
     @property
@@ -191,23 +191,25 @@ def _check_plan(plan: PackPlan, lengths: np.ndarray) -> None:
             raise PlanError("the plan has slices that reach beyond their documents: it was altered. Plan the rows anew.")
 
 
-def _plan_as_stored(lengths: np.ndarray, records: np.ndarray | None) -> PackPlan:
+def _plan_as_stored(lengths: np.ndarray, records: np.ndarray | None, align: int) -> PackPlan:
     """The rows of a packed source as they lie, or a row a document; records and documents without tokens make no row."""
     kept = np.flatnonzero(lengths)
     before = np.arange(len(lengths) + 1) if records is None else records
     row_offsets = np.unique(np.searchsorted(kept, before))
     tokens = int(lengths.sum(dtype=np.int64))
     length = lengths[kept].astype(np.int32)
-    sums = np.add.reduceat(length, row_offsets[:-1], dtype=np.int64) if len(kept) else np.zeros(1, np.int64)
+    slots = -(-length.astype(np.int64) // align) * align
+    longest = int(np.add.reduceat(slots, row_offsets[:-1]).max()) if len(kept) else align
     return PackPlan(
-        capacity=max(int(sums.max()), 1),
+        capacity=longest,
         row_offsets=row_offsets.astype(np.int64),
         doc=kept.astype(np.int32),
         start=np.broadcast_to(np.int32(0), kept.shape),
         length=length,
-        lower_bound=-(-tokens // max(int(sums.max()), 1)),
+        lower_bound=-(-int(slots.sum()) // longest),
         counts=PlanCounts(documents=len(lengths), tokens=tokens, empty=len(lengths) - len(kept)),
         strategy="in_order",
         overflow="error",
+        align=align,
         fingerprint=fingerprint_lengths(lengths),
     )

@@ -162,7 +162,15 @@ class PackJob:
         seed = None
         if options.seed is not None:  # units must not all be shuffled alike
             seed = int(np.random.SeedSequence([options.seed, task.index]).generate_state(1)[0])
-        return plan_rows(lengths, options.seq_len, strategy=options.strategy, overflow=options.overflow, seed=seed)
+        return plan_rows(
+            lengths,
+            options.seq_len,
+            strategy=options.strategy,
+            overflow=options.overflow,
+            seed=seed,
+            max_docs_per_row=options.max_docs_per_row,
+            align=options.align,
+        )
 
     def _load(self, task: PackTask, content: ContentHash) -> _Unit:
         """The unit's documents; those not hashed before are added to `content`."""

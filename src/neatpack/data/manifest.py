@@ -10,7 +10,7 @@ from typing import Any
 
 from neatpack.data.options import PackOptions
 from neatpack.data.store import MANIFEST, MANIFEST_VERSION
-from neatpack.errors import StoreError
+from neatpack.errors import PackError, StoreError
 
 _SHARD_NAME = re.compile(r"data-[0-9]+\.(arrow|parquet)")
 
@@ -27,6 +27,8 @@ _SECTIONS: dict[str, dict[str, tuple[type, ...]]] = {
         "ignore_columns": (_LIST,),
         "strategy": (_TEXT,),
         "overflow": (_TEXT,),
+        "max_docs_per_row": (_NUMBER, _NONE),
+        "align": (_NUMBER,),
         "seed": (_NUMBER, _NONE),
         "eos": (_FLAG,),
         "eos_token": (_TEXT, _NONE),
@@ -70,6 +72,35 @@ def load_manifest(folder: Path) -> dict[str, Any]:
         raise StoreError(f"{path}: expected a neatpack manifest of version {MANIFEST_VERSION}. Use the neatpack that wrote it.")
     _check_manifest(path, manifest)
     return manifest
+
+
+def options_of(folder: Path, manifest: dict[str, Any]) -> PackOptions:
+    """The options that a manifest records.
+
+    Raises:
+        StoreError: options that no run can have had.
+    """
+    try:
+        return PackOptions.from_json(manifest["options"])
+    except PackError as error:
+        raise StoreError(
+            f"{folder / MANIFEST}: options that no run can have had ({error}) Restore the file, or pack again."
+        ) from error
+
+
+def align_of(path: Path) -> int:
+    """The `align` that the rows of a folder were packed with; 1 for whatever `neatpack pack` did not write.
+
+    Raises:
+        StoreError: a folder of `neatpack pack` whose manifest is damaged.
+    """
+    try:
+        manifest = json.loads((path / MANIFEST).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return 1
+    if not isinstance(manifest, dict) or manifest.get("format") != "neatpack":
+        return 1
+    return options_of(path, load_manifest(path)).align
 
 
 def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import pyarrow as pa
 from neatpack.data.columns import UNREADABLE, column_names
 from neatpack.data.flat import Column, NumberColumn, ValueColumn
 from neatpack.data.in_memory import Document, documents_of
+from neatpack.data.manifest import align_of
 from neatpack.data.records import IDS
 from neatpack.data.sources import Part, find_parts
 from neatpack.data.table import DocumentTable, table_of_arrow
@@ -33,14 +34,16 @@ class OpenedSource:
         source: what the user gave; a path as the files below it.
         files: files that the documents lie in, with size and time of change.
         table: the documents.
+        align: what `neatpack pack` rounded slots up to, where the source is a folder that it wrote; else 1.
     """
 
     source: Any
     files: tuple[tuple[str, int, int], ...]
     table: DocumentTable
+    align: int = 1
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        return _open_again, (self.source, self.files)
+        return _open_again, (self.source, self.files, self.align)
 
 
 def open_source(source: Any) -> OpenedSource:
@@ -53,14 +56,16 @@ def open_source(source: Any) -> OpenedSource:
 
     Raises:
         SourceError: a source of another kind, or without usable `input_ids`.
+        StoreError: a folder of `neatpack pack` whose manifest is damaged.
     """
+    align = 1
     if isinstance(source, str | os.PathLike):
-        found = find_parts([os.fspath(source)])
+        align, found = align_of(Path(source)), find_parts([os.fspath(source)])
         source = _Files(os.fspath(source), _one_format(os.fspath(source), found.parts), tuple(file[0] for file in found.files))
-    return OpenedSource(source, _stamps(source), _table_of(source))
+    return OpenedSource(source, _stamps(source), _table_of(source), align)
 
 
-def _open_again(source: Any, files: tuple[tuple[str, int, int], ...]) -> OpenedSource:
+def _open_again(source: Any, files: tuple[tuple[str, int, int], ...], align: int) -> OpenedSource:
     """Open in another process what `open_source` opened, unless its files changed since."""
     for before, now in zip(files, _stamps(source), strict=True):
         if before != now:
@@ -68,7 +73,7 @@ def _open_again(source: Any, files: tuple[tuple[str, int, int], ...]) -> OpenedS
                 f"{now[0]}: changed since the dataset was opened ({now[1]} bytes, expected {before[1]}; or written again). "
                 "Open the source anew, and plan its rows anew if its documents are others."
             )
-    return OpenedSource(source, files, _table_of(source))
+    return OpenedSource(source, files, _table_of(source), align)
 
 
 @dataclass(frozen=True)

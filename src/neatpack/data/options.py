@@ -8,6 +8,7 @@ from typing import Any
 from neatpack.data.records import LISTS, ColumnChoice
 from neatpack.errors import PackError, PlanError, SourceError, StoreError
 from neatpack.planning import STRATEGIES, Overflow, Strategy
+from neatpack.planning.options import check_align, check_max_docs, check_number
 from neatpack.planning.overflow import POLICIES
 
 FORMATS = ("arrow", "parquet")
@@ -28,6 +29,8 @@ class PackOptions:
         include: glob patterns; in folders only files whose name or path below the folder matches one are read.
         strategy: see `neatpack.plan_rows`.
         overflow: see `neatpack.plan_rows`.
+        max_docs_per_row: see `neatpack.plan_rows`; None sets no limit.
+        align: see `neatpack.plan_rows`. Rows are stored without the padding of their slots; the collator lays it out.
         seed: shuffles rows within a packing unit; None keeps the planner's order.
         eos: append the end-of-sequence token to every non-empty text document that does not end with it already. False
             leaves off what a tokenizer appends by itself too.
@@ -50,6 +53,8 @@ class PackOptions:
     include: tuple[str, ...] = ()
     strategy: Strategy = "best_fit"
     overflow: Overflow = "error"
+    max_docs_per_row: int | None = None
+    align: int = 1
     seed: int | None = 0
     eos: bool = True
     eos_token: str | None = None
@@ -68,6 +73,8 @@ class PackOptions:
             raise PlanError(f"unknown strategy {self.strategy!r}: choose one of {', '.join(STRATEGIES)}.")
         if self.overflow not in POLICIES:
             raise PlanError(f"unknown overflow policy {self.overflow!r}: choose one of {', '.join(POLICIES)}.")
+        check_max_docs(self.max_docs_per_row, self.strategy)
+        check_align(self.seq_len, check_number("align", self.align, "tokens"))
         if self.seed is not None and (not isinstance(self.seed, int) or self.seed < 0):
             raise PlanError(f"seed must be None or an integer of zero or more, got {self.seed!r}.")
         if self.file_format not in FORMATS:

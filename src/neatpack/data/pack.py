@@ -64,6 +64,8 @@ class PackSummary:
         file_format: of the shards.
         token_columns: further columns carried with a number a token, and `document_columns` those with a value a document.
         resumed: whether an interrupted run had left work to go on with.
+        max_docs_per_row: the most documents that a row may hold, or None.
+        align: the multiple of tokens that rows have room to round every document up to, when they are collated.
     """
 
     out: str
@@ -86,6 +88,8 @@ class PackSummary:
     file_format: str = "arrow"
     token_columns: tuple[str, ...] = ()
     document_columns: tuple[str, ...] = ()
+    max_docs_per_row: int | None = None
+    align: int = 1
 
     @property
     def efficiency(self) -> float:
@@ -285,6 +289,8 @@ def _summarize(
         seconds=time.perf_counter() - started,
         labels_repeat_ids=not labels and any(part.labelled for part in parts),
         file_format=options.file_format,
+        max_docs_per_row=options.max_docs_per_row,
+        align=options.align,
     )
 
 

@@ -16,13 +16,13 @@ from neatpack.data.columns import UNREADABLE, list_parts
 from neatpack.data.content import ContentHash
 from neatpack.data.documents import DocumentReader
 from neatpack.data.job import add_content
-from neatpack.data.manifest import load_manifest
+from neatpack.data.manifest import load_manifest, options_of
 from neatpack.data.options import PackOptions
 from neatpack.data.records import Problems
 from neatpack.data.sources import Part, find_parts
 from neatpack.data.store import MANIFEST, describe_content, read_batches
 from neatpack.engine import LocalEngine
-from neatpack.errors import PackError, StoreError
+from neatpack.errors import StoreError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ def verify(
     root = Path(folder)
     manifest = load_manifest(root)
     _check_files(root, manifest)
-    options = replace(_options_of(root, manifest), trust_remote_code=trust_remote_code)
+    options = replace(options_of(root, manifest), trust_remote_code=trust_remote_code)
     shards = [ShardTask(root / shard["file"], shard) for shard in manifest["shards"]]
     with LocalEngine(MakeVerifyJob(options), workers) as engine:
         found = _add_up(engine, shards, "shards", sum(task.shard["bytes"] for task in shards), progress)
@@ -95,15 +95,6 @@ def verify(
         content=got["hash"],
         source=sources is not None,
     )
-
-
-def _options_of(root: Path, manifest: dict[str, Any]) -> PackOptions:
-    try:
-        return PackOptions.from_json(manifest["options"])
-    except PackError as error:
-        raise StoreError(
-            f"{root / MANIFEST}: options that no run can have had ({error}) Restore the file, or pack again."
-        ) from error
 
 
 class ShardTask(NamedTuple):
@@ -245,6 +236,7 @@ def _check_rows(path: Path, shard: dict[str, Any], options: PackOptions, content
             _refuse(path, rows, lengths == 0, "an empty row", lengths)
             if len(pieces) and int(pieces.min()) <= 0:
                 raise StoreError(f"{path}: a document of {int(pieces.min())} tokens in seq_lengths, expected 1 or more.")
+            _check_slots(path, rows, options, pieces, piece_offsets)
             for name in options.token_columns:
                 _refuse_lengths(path, rows, name, batch, lengths)
             for name in options.document_columns:
@@ -257,6 +249,19 @@ def _check_rows(path: Path, shard: dict[str, Any], options: PackOptions, content
     _expect(path, "rows", rows, shard["rows"])
     _expect(path, "tokens", tokens, shard["tokens"])
     return rows, tokens
+
+
+def _check_slots(path: Path, row: int, options: PackOptions, pieces: np.ndarray, offsets: np.ndarray) -> None:
+    """Refuse rows of more documents than the run allowed, or without the room for slots that it left; none is empty."""
+    if options.max_docs_per_row is not None:
+        counts = np.diff(offsets)
+        allowed = f"expected at most {options.max_docs_per_row}"
+        _refuse(path, row, counts > options.max_docs_per_row, "{0} documents, " + allowed, counts)
+    if options.align > 1:
+        slots = np.concatenate(([0], np.cumsum(-(-pieces // options.align) * options.align, dtype=np.int64)))
+        widths = slots[offsets[1:]] - slots[offsets[:-1]]
+        allowed = f"in slots of {options.align}, expected at most {options.seq_len}"
+        _refuse(path, row, widths > options.seq_len, "{0} tokens " + allowed, widths)
 
 
 def labels_of(batch: pa.RecordBatch, ids: np.ndarray, offsets: np.ndarray) -> np.ndarray | None:

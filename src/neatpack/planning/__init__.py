@@ -7,7 +7,6 @@ from typing import Literal
 
 import numpy as np
 
-from neatpack.errors import PlanError
 from neatpack.planning.balance import BalancedPlan as BalancedPlan
 from neatpack.planning.balance import balance_rows as balance_rows
 from neatpack.planning.balance import document_cost as document_cost
@@ -16,7 +15,7 @@ from neatpack.planning.groups import plan_groups as plan_groups
 from neatpack.planning.histogram import count_lengths, fewest_rows
 from neatpack.planning.in_order import plan_next_fit, plan_wrapped
 from neatpack.planning.lengths import check_lengths, fingerprint_lengths
-from neatpack.planning.options import check_align, check_choice, check_number, check_seed
+from neatpack.planning.options import check_align, check_choice, check_max_docs, check_number, check_seed
 from neatpack.planning.overflow import POLICIES, apply_overflow
 from neatpack.planning.overflow import Overflow as Overflow
 from neatpack.planning.plan import PackPlan as PackPlan
@@ -91,10 +90,7 @@ def plan_rows(
     capacity = check_number("capacity", capacity, "tokens")
     align = check_number("align", align, "tokens")
     check_align(capacity, align)
-    if max_docs_per_row is not None:
-        max_docs_per_row = check_number("max_docs_per_row", max_docs_per_row, "documents")
-        if strategy == "wrapped":
-            raise PlanError("strategy='wrapped' fills every row: choose 'best_fit' or 'in_order' to limit max_docs_per_row.")
+    max_docs_per_row = check_max_docs(max_docs_per_row, strategy)
     array = check_lengths(lengths)
     seed = None if seed is None else check_seed(seed)
     rng = None if seed is None else np.random.default_rng(seed)

@@ -27,6 +27,15 @@ def check_seed(seed: object) -> int:
     return int(seed)
 
 
+def check_max_docs(max_docs_per_row: object, strategy: str) -> int | None:
+    """The most documents of a row as a Python int, or None; refused where rows are cut out of a stream."""
+    if max_docs_per_row is None:
+        return None
+    if strategy == "wrapped":
+        raise PlanError("strategy='wrapped' fills every row: choose 'best_fit' or 'in_order' to limit max_docs_per_row.")
+    return check_number("max_docs_per_row", max_docs_per_row, "documents")
+
+
 def check_align(capacity: int, align: int) -> None:
     """Refuse a row that slots of `align` tokens cannot fill."""
     if capacity % align:

@@ -12,6 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from neatpack.data.columns import list_parts
+from neatpack.data.manifest import options_of
+from neatpack.data.options import PackOptions
 from neatpack.data.records import IDS, SEQ_LENGTHS
 from neatpack.data.store import read_batches
 from neatpack.errors import StoreError
@@ -24,9 +26,9 @@ def plan_of_folder(folder: Path, manifest: dict[str, Any], progress: Callable[[s
     """The rows of a packed folder as they lie, documents numbered through them.
 
     Raises:
-        StoreError: a shard that is missing or damaged, or lengths that are not those of rows.
+        StoreError: a shard that is missing or damaged, options that mean nothing, or lengths that are not those of rows.
     """
-    options, counts = manifest["options"], manifest["counts"]
+    options, counts = options_of(folder, manifest), manifest["counts"]
     lengths: list[np.ndarray] = []
     sizes: list[np.ndarray] = []
     total, done = sum(shard["bytes"] for shard in manifest["shards"]), 0
@@ -41,18 +43,20 @@ def plan_of_folder(folder: Path, manifest: dict[str, Any], progress: Callable[[s
             progress("read", done, total)
     length = np.concatenate([np.zeros(0, np.int32), *lengths])
     documents_in_rows = np.concatenate([np.zeros(0, np.int64), *sizes])
-    _check(folder, options["seq_len"], length, documents_in_rows)
+    _check(folder, options, length, documents_in_rows)
     return PackPlan(
-        capacity=options["seq_len"],
+        capacity=options.seq_len,
         row_offsets=np.concatenate(([0], np.cumsum(documents_in_rows, dtype=np.int64))),
         doc=np.arange(len(length), dtype=np.int32),
         start=np.broadcast_to(np.int32(0), length.shape),
         length=length,
         lower_bound=_number(folder, counts, "lower_bound"),
         counts=PlanCounts(**{field.name: _number(folder, counts, field.name) for field in fields(PlanCounts)}),
-        strategy=options["strategy"],
-        overflow=options["overflow"],
-        seed=options["seed"],
+        strategy=options.strategy,
+        overflow=options.overflow,
+        seed=options.seed,
+        align=options.align,
+        max_docs_per_row=options.max_docs_per_row,
     )
 
 
@@ -103,17 +107,17 @@ def _readable(path: Path) -> Iterator[None]:
         raise StoreError(f"{path}: not readable as a shard of packed rows ({error}). {_WAY_OUT}") from error
 
 
-def _check(folder: Path, seq_len: int, length: np.ndarray, documents_in_rows: np.ndarray) -> None:
-    if seq_len < 1 or not len(documents_in_rows):
-        raise StoreError(
-            f"{folder}: rows of {seq_len} tokens, {len(documents_in_rows)} of them: nothing to look at. {_WAY_OUT}"
-        )
+def _check(folder: Path, options: PackOptions, length: np.ndarray, documents_in_rows: np.ndarray) -> None:
+    if not len(documents_in_rows):
+        raise StoreError(f"{folder}: no rows: nothing to look at. {_WAY_OUT}")
     if int(documents_in_rows.min()) < 1 or int(length.min()) < 1:
         raise StoreError(f"{folder}: a row without documents, or a document without tokens. {_WAY_OUT}")
     firsts = np.cumsum(documents_in_rows) - documents_in_rows
-    longest = int(np.add.reduceat(length, firsts, dtype=np.int64).max())
-    if longest > seq_len:
-        raise StoreError(f"{folder}: a row of {longest} tokens, expected {seq_len} at most. {_WAY_OUT}")
+    slots = -(-length.astype(np.int64) // options.align) * options.align
+    longest = int(np.add.reduceat(slots, firsts).max())
+    if longest > options.seq_len:
+        slots_of = f" in slots of {options.align}" if options.align > 1 else ""
+        raise StoreError(f"{folder}: a row of {longest} tokens{slots_of}, expected {options.seq_len} at most. {_WAY_OUT}")
 
 
 def _number(folder: Path, counts: dict[str, Any], name: str) -> int:

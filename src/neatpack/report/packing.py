@@ -109,7 +109,7 @@ def _open_folder(folder: Path, tokenizer: str | None, progress: Progress | None)
         tokenizer=None if recorded is None else recorded.tokenizer,
         tokens=FolderTokens(folder, manifest, plan.row_lengths()),
         decoder=decoder,
-        notes=tuple(filter(None, (note, _skipped_in_words(manifest["counts"].get("skipped"))))),
+        notes=tuple(filter(None, (note, _slots_in_words(plan), _skipped_in_words(manifest["counts"].get("skipped"))))),
     )
 
 
@@ -136,7 +136,7 @@ def _open_plan(file: Path, source: str | os.PathLike[str] | None, tokenizer: str
         tokenizer=tokenizer,
         tokens=None if opened is None else _SourceTokens(opened, plan),
         decoder=None if tokenizer is None else _load(tokenizer),
-        notes=(note,) if note else (),
+        notes=tuple(filter(None, (note, _slots_in_words(plan)))),
     )
 
 
@@ -170,6 +170,14 @@ def _source_in_words(described: dict[str, Any]) -> str | None:
     shown = names[0] if len(names) == 1 else f"{os.path.commonpath(names) if _comparable(names) else names[0]}, and below"
     count = f" ({files:,} file{'s' if files != 1 else ''})" if isinstance(files, int) else ""
     return shown + count
+
+
+def _slots_in_words(plan: PackPlan) -> str | None:
+    if plan.align == 1:
+        return None
+    return (
+        f"Documents lie in slots of a multiple of {plan.align} tokens: batch the rows with PackedCollator(align={plan.align})."
+    )
 
 
 def _skipped_in_words(skipped: object) -> str | None:
