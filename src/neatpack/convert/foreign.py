@@ -194,7 +194,7 @@ def doc_ids_from_eos(
     closing = np.isin(tokens, np.atleast_1d(eos_token_id))
     pads = _trailing_padding(tokens, closing, pad_token_id, eos_token_id, attention_mask)
     closing &= ~pads
-    missing = ~closing.any(1) & ~pads.all(1) if tokens.shape[1] else np.zeros(len(tokens), bool)
+    missing = ~closing.any(1) & ~pads.all(1)
     if missing.any():
         raise MetadataError(
             f"input_ids[{int(np.argmax(missing))}] never holds the EOS token {eos_token_id}, so its boundaries are unknown. "
