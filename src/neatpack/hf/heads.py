@@ -36,6 +36,12 @@ _HEADS = {
     "MODEL_MAPPING_NAMES": ("no language-modelling head", "Load it with AutoModelForCausalLM"),
 }
 _TEXT_ONLY = "Pack for a causal language model of text."
+# PEFT's adapters whose change of a token depends on that token (or, in attention, on what it sees) alone: all measured.
+_TOKENWISE_ADAPTERS = frozenset(
+    {"ADALORA", "ADAPTION_PROMPT", "BEFT", "BOFT", "C3A", "DEFT", "DELORA", "FOURIERFT", "FROD", "GLORA", "GRALORA", "HIRA",
+     "HRA", "IA3", "LN_TUNING", "LOHA", "LOKR", "LORA", "MISS", "OFT", "OSF", "PEANUT", "PSOFT", "PVERA", "RANDLORA", "ROAD",
+     "SHIRA", "SUPERTUNING", "TINYLORA", "TRAINABLE_TOKENS", "UNILORA", "VBLORA", "VERA", "WAVEFT"}
+)  # fmt: skip
 _WRAPPERS = ("module", "_orig_mod")
 
 
@@ -66,18 +72,30 @@ def _unwrap(model: torch.nn.Module) -> torch.nn.Module:
         if isinstance(inner, torch.nn.Module) and type(model).__module__.startswith("torch."):
             return _unwrap(inner)
     if hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
-        _refuse_prompt_learning(model)
+        _refuse_adapters_of_rows(model)
         return _unwrap(cast(Any, model).get_base_model())
     return model
 
 
-def _refuse_prompt_learning(model: Any) -> None:
+def _refuse_adapters_of_rows(model: Any) -> None:
+    """Refuse adapters that look at a row, or at the batch, where a document alone would be looked at."""
     for name, config in model.peft_config.items():
+        kind = str(getattr(config.peft_type, "value", config.peft_type))
         if getattr(config, "is_prompt_learning", False):
             raise ContractError(
-                f"adapter {name!r} is {getattr(config.peft_type, 'value', config.peft_type)}: it puts learned tokens in front "
+                f"adapter {name!r} is {kind}: it puts learned tokens in front "
                 "of every row, so offsets and positions no longer fit, and only a row's first document would see them. "
                 "Use LoRA, or train on one document a row."
+            )
+        if getattr(config, "alora_invocation_tokens", None):
+            raise ContractError(
+                f"adapter {name!r} is an activated LoRA (alora_invocation_tokens): it switches on at the last invocation in "
+                "the row, whichever document that lies in. Use LoRA without it, or train on one document a row."
+            )
+        if kind not in _TOKENWISE_ADAPTERS:
+            raise ContractError(
+                f"adapter {name!r} is {kind}, which is not known to treat every token by itself: one that averages or routes "
+                "over the batch mixes its documents. Use LoRA, or train on one document a row."
             )
 
 
