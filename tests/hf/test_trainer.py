@@ -2,7 +2,9 @@
 
 import datasets
 import pytest
+import tokenizers
 import torch
+import transformers
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
@@ -140,3 +142,26 @@ def test_padding_behind_documents_in_aligned_slots_is_no_document_either(attenti
     report = require_isolation(model, batch)
     assert [document.length for document in report.documents] == [5, 7, 6, 4, 6]
     assert report.isolated
+
+
+def test_trl_asks_its_model_for_no_logits_and_is_checked_all_the_same(tmp_path):
+    import trl
+
+    callback = isolation_callback()
+    model = tiny_model("llama")
+    args = trl.SFTConfig(
+        str(tmp_path), dataset_kwargs={"skip_prepare_dataset": True}, max_length=None, packing=False, padding_free=False,
+        remove_unused_columns=False, max_steps=1, per_device_train_batch_size=2, report_to=[], save_strategy="no", bf16=False,
+        use_cpu=True, disable_tqdm=True,
+    )  # fmt: skip
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))
+    sft = trl.SFTTrainer(
+        model,
+        args,
+        train_dataset=rows(),
+        data_collator=collator_for(model),
+        processing_class=transformers.PreTrainedTokenizerFast(tokenizer_object=words, eos_token="a", pad_token="a"),
+        callbacks=[callback],
+    )
+    sft.train()
+    assert callback.report.isolated

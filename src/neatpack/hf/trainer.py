@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 # What half precision may do to a logit under autocast, in parts of the largest; weights and outputs then look like float32.
 _AUTOCAST_ROUNDING = {"bf16": 4e-2, "fp16": 5e-3}
 
+# What a model is told about its loss, and nothing else: with these some answer with a loss or log-probabilities and no logits
+# (TRL's fused head, Liger's kernels).
+_LOSS_ARGUMENTS = frozenset({"labels", "shift_labels", "num_items_in_batch", "fused_lm_head", "skip_logits"})
+
 
 def require_isolation(
     model: torch.nn.Module, batch: Mapping[str, Any], *, tolerance: float | None = None, max_documents: int = 8
@@ -39,11 +43,13 @@ def require_isolation(
         ContractError: no contract, no document map in the batch, or documents that move each other.
     """
     contract = contract_for(model)
+    if isinstance(batch.get("input_ids"), torch.Tensor):
+        contract.refuse_longer_rows(batch["input_ids"].shape[-1])
     try:
         doc_ids = _without_padding(batch)
         report = check_isolation(
             model,
-            batch,
+            _without_loss(batch),
             doc_ids=doc_ids,
             tolerance=tolerance,
             max_documents=max_documents,
@@ -119,6 +125,11 @@ def isolation_callback(*, probe: bool = True, tolerance: float | None = None, ma
     return IsolationCallback()
 
 
+def _without_loss(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """The batch as the model is asked for logits with it."""
+    return {name: value for name, value in batch.items() if name not in _LOSS_ARGUMENTS}
+
+
 def _without_padding(batch: Mapping[str, Any]) -> torch.Tensor | None:
     """The document map `[B, S]` of a batch that carries offsets but no map, padding left out; None for other batches.
 
@@ -190,5 +201,5 @@ def _autocast_tolerance(model: torch.nn.Module, batch: Mapping[str, Any], args: 
     if rounding is None:
         return None
     with torch.no_grad():
-        logits = model(**{name: value for name, value in batch.items() if name != "labels"}).logits
+        logits = model(**_without_loss(batch)).logits
     return rounding * max(1.0, float(logits.abs().max()))
