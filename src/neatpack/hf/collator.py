@@ -23,7 +23,8 @@ def collator_for(model: torch.nn.Module, **options: Any) -> PackedCollator:
         The collator; it holds nothing of the model and can be sent to data-loader workers.
 
     Raises:
-        ContractError: the model cannot be packed as it is (see `contract_for`), or what the contract decides was given.
+        ContractError: the model cannot be packed as it is (see `contract_for`) or not in rows of that length, or what the
+            contract decides was given.
 
     Example:
         >>> trainer = Trainer(model, args, train_dataset=rows, data_collator=collator_for(model))  # doctest: +SKIP
@@ -34,7 +35,13 @@ def collator_for(model: torch.nn.Module, **options: Any) -> PackedCollator:
                 f"collator_for decides on {decided}; to choose it yourself, build PackedCollator(...) directly."
             )
     contract = contract_for(model)
+    contract.refuse_longer_rows(_padded_length(options.get("row_length"), options.get("pad_to_multiple_of")))
     config: Any = getattr(model, "config", None)
     pad = getattr(config, "pad_token_id", None)
     defaults = {"pad_token_id": pad} if isinstance(pad, int) and pad >= 0 else {}
     return PackedCollator(**{**defaults, **options}, mask_builder=contract.mask_builder, position_start=contract.position_start)
+
+
+def _padded_length(row_length: int | None, multiple: int | None) -> int | None:
+    """The length of every row in a batch; None where it follows from the rows."""
+    return row_length if row_length is None or not multiple else -(-row_length // multiple) * multiple

@@ -26,6 +26,7 @@ from neatpack.convert.dense import to_additive_mask, to_dense_mask, to_mask_dict
 from neatpack.errors import ContractError
 from neatpack.hf.heads import refuse_wrappers_and_heads
 from neatpack.hf.model_facts import ATTENTION_KINDS, ModelFacts, model_facts
+from neatpack.hf.row_limit import RowLimit, row_limit
 from neatpack.packed_seq import PackedSeqParams
 
 Payload = Literal["offsets", "positions", "mask", "mask_dict"]
@@ -48,6 +49,7 @@ class Contract:
         window: sliding window in tokens that the masks must carry, since an explicit mask switches the model's own off.
         dtype: of additive masks, None for bool ones.
         position_start: the position of a document's first token: 0, or `padding_idx + 1` in the RoBERTa family.
+        row_limit: the longest rows in which documents are what they are alone, None where any will do.
         why: the reason in words.
 
     Example:
@@ -61,6 +63,7 @@ class Contract:
     window: int | None = None
     dtype: torch.dtype | None = None
     position_start: int = 0
+    row_limit: RowLimit | None = None
     why: str = ""
 
     @property
@@ -75,8 +78,25 @@ class Contract:
 
     def __str__(self) -> str:
         start = f" from {self.position_start} on" if self.position_start else ""
+        rows = f", rows of at most {self.row_limit.tokens} tokens" if self.row_limit else ""
         why = f" ({self.why})" if self.why else ""
-        return f"{self.model} on {self.attention}: {self.payload}: {_PAYLOADS[self.payload]}{start}{why}"
+        return f"{self.model} on {self.attention}: {self.payload}: {_PAYLOADS[self.payload]}{start}{rows}{why}"
+
+    def refuse_longer_rows(self, length: int | None) -> None:
+        """Refuse rows of `length` tokens, padding included (None: of any), where this model takes shorter ones only.
+
+        Raises:
+            ContractError: documents of such rows would not be what they are alone.
+        """
+        limit = self.row_limit
+        if limit is None or (length is not None and length <= limit.tokens):
+            return
+        rows = "rows of any length" if length is None else f"rows of {length} tokens"
+        raise ContractError(
+            f"{self.model} keeps documents as they are alone in rows of at most {limit.tokens} tokens, and here are {rows}: "
+            f"{limit.why}. Pack with --seq-len {limit.tokens} (or less), and build the collator with "
+            f"collator_for(model, row_length={limit.tokens})."
+        )
 
 
 _PAYLOADS: dict[str, str] = {
@@ -107,7 +127,7 @@ def contract_for(model: torch.nn.Module) -> Contract:
 
 
 def _decide(facts: ModelFacts, model: torch.nn.Module) -> Contract:
-    payload = _payload(facts, model)
+    payload = replace(_payload(facts, model), row_limit=row_limit(model))
     if not facts.other_inputs:
         return payload
     text_only = f"text only: rows carry no {' or '.join(facts.other_inputs)}"
@@ -206,10 +226,10 @@ def _refuse_what_no_payload_reaches(facts: ModelFacts, known: frozenset[str]) ->
             "that repeat score the same: which of them stay depends on where in the row the document lies. "
             "Train it on one document a row."
         )
-    if not facts.causal:
+    if facts.made_causal_by is not None:
         raise ContractError(
             f"{facts.name} is configured as an encoder: its tokens see later ones, so causal packing does not describe it. "
-            "Set config.is_decoder=True if it is meant to be a causal language model."
+            f"Set config.{facts.made_causal_by} if it is meant to be a causal language model."
         )
     if not facts.through_interface and not facts.by_themselves:
         raise ContractError(

@@ -65,7 +65,7 @@ class ModelFacts:
         blocks: the kind of attention in blocks that its config asks for, None for none.
         window: sliding window of its attention in tokens, None for unlimited.
         all_sliding: every attention layer slides.
-        causal: tokens see no later ones; False for an encoder that was not configured as a decoder.
+        made_causal_by: the setting without which its tokens see later ones; None where they see none.
         flash_finds_dtype: every attention layer holds an `nn.Linear`, whose dtype transformers' flash path casts float32 to.
         stock: which of `sdpa` and `eager` transformers offers for it.
         other_inputs: arguments of its `forward` for inputs other than text.
@@ -90,7 +90,7 @@ class ModelFacts:
     blocks: str | None
     window: int | None
     all_sliding: bool
-    causal: bool
+    made_causal_by: str | None
     flash_finds_dtype: bool
     stock: tuple[str, ...]
     other_inputs: tuple[str, ...]
@@ -124,7 +124,7 @@ def model_facts(model: torch.nn.Module) -> ModelFacts:
         blocks=_blocks(text),
         window=_window(text, whole),
         all_sliding="full_attention" not in kinds,
-        causal=not (_ASKS_WHETHER_DECODER.search(whole) and getattr(text, "is_decoder", True) is False),
+        made_causal_by=_made_causal_by(text, whole),
         flash_finds_dtype=all(any(isinstance(part, torch.nn.Linear) for part in module.modules()) for _, module in attention),
         stock=("sdpa", "eager") if getattr(model, "_supports_sdpa", False) else ("eager",),
         other_inputs=other_inputs(model),
@@ -362,6 +362,18 @@ def _carries_state(module: torch.nn.Module) -> bool:
 def _is_layer(module: torch.nn.Module) -> bool:
     """Neither a norm nor something that holds the layers in question: it projects by itself."""
     return any(isinstance(part, torch.nn.Linear) for part in module.children()) and not hasattr(module, "get_output_embeddings")
+
+
+def _made_causal_by(text: Any, source: str) -> str | None:
+    """The setting that an encoder lacks: of its own family, of transformers' mask builders, or of Gemma's."""
+    if _ASKS_WHETHER_DECODER.search(source) and getattr(text, "is_decoder", True) is False:
+        return "is_decoder=True"
+    if getattr(text, "is_causal", True) is False:
+        return "is_causal=True"
+    # "vision" says that the tokens of an image see each other; rows carry none
+    if getattr(text, "use_bidirectional_attention", None) in (True, "all"):
+        return "use_bidirectional_attention=None"
+    return None
 
 
 def _blocks(text: Any) -> str | None:
