@@ -157,6 +157,11 @@ class IsolationReport:
         }
 
     def __str__(self) -> str:
+        return "\n".join([self.measured, *self._advice()])
+
+    @property
+    def measured(self) -> str:
+        """The verdict and the numbers in words, without advice: for a model that is refused anyway."""
         rows = len({document.row for document in self.documents})
         sampled = "" if len(self.probed) == len(self.documents) else f", {len(self.probed)} of them probed"
         control = "no row holds two documents" if self.control is None else f"{self.control:.2g} with the boundaries removed"
@@ -171,7 +176,7 @@ class IsolationReport:
         ]
         if len(told) > 5:
             lines.append(f"  ... and {len(told) - 5} more")
-        return "\n".join([*lines, *self._advice()])
+        return "\n".join(lines)
 
     def _describe(self, leak: Leak) -> str:
         target = f"document {leak.target} ({self.documents[leak.target]})"

@@ -31,6 +31,20 @@ def test_a_leaking_model_exits_with_one_and_says_what_to_do(tmp_path):
     assert "moves document" in result.output
     assert "Leaks on eager (documents move each other by" in result.output
     assert "Do not pack for this model" in result.output
+    assert "packed_varlen" not in result.output  # no advice that the refusal has just ruled out
+
+
+def test_a_checkpoint_is_told_how_long_its_rows_may_be(tmp_path):
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+    rope |= {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 128}
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, rope_parameters=rope)).save_pretrained(tmp_path)
+    result = run(tmp_path, "--attn", "packed_varlen", "--seq-len", 32)
+    assert result.exit_code == 0, result.output
+    assert "sent: offsets, in rows of at most 32 tokens" in result.output
+    result = run(tmp_path, "--attn", "packed_varlen", "--seq-len", 64)
+    assert result.exit_code == 1
+    assert "refused: LlamaForCausalLM keeps documents as they are alone in rows of at most 32 tokens" in result.output
 
 
 def test_a_model_that_needs_a_mask_is_said_to_leak_without_it(tmp_path):

@@ -34,6 +34,7 @@ class AttentionAudit:
         refusal: why the contract refuses. The report then shows what the batch for everyone else would have done.
         bare: where the contract asks for a mask, what the same batch does without it.
         removed: where it was asked for, how documents move each other with every boundary removed.
+        row_limit: the longest rows that the contract accepts, None for any.
     """
 
     attention: str
@@ -44,6 +45,7 @@ class AttentionAudit:
     refusal: str | None = None
     bare: IsolationReport | None = None
     removed: InfluenceMap | None = None
+    row_limit: int | None = None
 
     @property
     def verdict(self) -> str:
@@ -102,6 +104,7 @@ class ModelAudit:
                 result.attention: {
                     "verdict": result.verdict,
                     "payload": result.payload,
+                    "row_limit": result.row_limit,
                     "refusal": result.refusal,
                     "reason": result.reason,
                     "report": None if result.report is None else result.report.to_dict(),
@@ -164,12 +167,14 @@ def _audit_one(
     model: torch.nn.Module, attention: str, requested: bool, rows: int, row_length: int, seed: int, control: bool
 ) -> AttentionAudit:
     """Ask for the contract, and measure: with what it sends, or with the plain batch where it refuses."""
-    payload = refusal = bare = removed = None
+    payload = refusal = bare = removed = limit = None
     start = 0
     batch, doc_ids = packed_batch(_vocabulary(model), rows, row_length, seed)
     try:
         contract = contract_for(model)
         payload, start = contract.payload, contract.position_start
+        limit = None if contract.row_limit is None else contract.row_limit.tokens
+        contract.refuse_longer_rows(row_length)
         batch["position_ids"] += start
         if contract.mask_builder is not None:
             bare = check_isolation(model, batch, doc_ids=doc_ids, position_start=start)
@@ -182,7 +187,7 @@ def _audit_one(
         report, reason = None, _reason(error)
     if control and report is not None:
         removed = influence_without_boundaries(model, batch, doc_ids, position_start=start)
-    return AttentionAudit(attention, report, reason, requested, payload, refusal, bare, removed)
+    return AttentionAudit(attention, report, reason, requested, payload, refusal, bare, removed, limit)
 
 
 def packed_batch(vocabulary: int, rows: int, row_length: int, seed: int) -> tuple[dict[str, Any], torch.Tensor]:

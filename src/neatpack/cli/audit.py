@@ -121,10 +121,12 @@ def _print_model(console: Console, result: ModelAudit) -> None:
 
 
 def _in_words(each: AttentionAudit) -> str:
-    measured = str(each.report) if each.report is not None else f"unsupported: {each.reason}"
     if each.refusal is not None:
-        return f"refused: {each.refusal}\nregardless of that, {measured}"
+        found = f"unsupported: {each.reason}" if each.report is None else each.report.measured
+        return f"refused: {each.refusal}\nregardless of that, {found}"
+    measured = str(each.report) if each.report is not None else f"unsupported: {each.reason}"
     sent = "" if each.payload is None else f"\n  sent: {each.payload}"
+    sent += "" if each.row_limit is None else f", in rows of at most {each.row_limit} tokens"
     if each.bare is not None:
         sent += f"; without the mask {each.bare.verdict}: documents move each other by {each.bare.max_influence:.2g}"
     return measured + sent
