@@ -241,6 +241,7 @@ def test_records_without_rows_give_empty_maps():
     assert doc_ids_from_indexed_mask(empty).shape == (0, 6)
     assert doc_ids_from_eos(empty, 2).shape == (0, 6)
     assert doc_ids_from_cu_seqlens([0], 6).shape == (0, 6)
+    assert doc_ids_from_cu_seqlens([0]).shape == (1, 0)
     assert doc_ids_from_eos(torch.zeros(2, 0, dtype=torch.int64), 2).shape == (2, 0)
 
 

@@ -90,8 +90,9 @@ def test_a_number_that_could_be_a_documents_is_no_padding():
 def test_rows_that_have_corrupted_mamba2_are_warned_of():  # F-158
     params = params_of(torch.ones(2, 61_000, dtype=torch.int64))
     assert to_mamba2(params)["seq_idx"].shape == (2, 61_000)
-    with pytest.warns(UserWarning, match="rows of 122000 tokens.*do not flatten"):
+    with pytest.warns(UserWarning, match="rows of 122000 tokens.*do not flatten") as warned:
         to_mamba2(params, flat=True)
+    assert warned[0].filename == __file__  # where the user called it
 
 
 @pytest.mark.parametrize("doc_ids", EMPTY, ids=lambda doc_ids: str(tuple(doc_ids.shape)))
