@@ -145,6 +145,12 @@ def test_an_implementation_nobody_knows_is_refused():
         contract_for(model)
 
 
+@pytest.mark.parametrize("attention", ["packed_varlen", "sdpa", "eager"])
+def test_a_window_of_nothing_is_refused_with_the_way_out(attention):
+    with pytest.raises(ContractError, match=r"sliding_window=0: no token would see anything.*sliding_window=None"):
+        contract_for(tiny_model("mistral", attention, sliding_window=0))
+
+
 def test_what_is_no_transformers_model_is_refused_with_the_way_out():
     with pytest.raises(ContractError, match=r"Linear is no transformers model.*check_isolation"):
         contract_for(torch.nn.Linear(2, 2))

@@ -215,6 +215,11 @@ def _refuse_what_no_payload_reaches(facts: ModelFacts, known: frozenset[str]) ->
             f"{facts.name} has layers of kind {', '.join(unknown)} (config.layer_types), which are not known to keep documents "
             f"apart on {facts.attention}. Train it on one document a row."
         )
+    if facts.window is not None and facts.window < 1:
+        raise ContractError(
+            f"{facts.name} is configured with config.sliding_window={facts.window}: no token would see anything, itself "
+            "included, and implementations disagree about what that means. Set config.sliding_window=None for no window."
+        )
     if "chunked_attention" in facts.layer_kinds and not _chunks_restart():
         raise ContractError(
             f"{facts.name} attends in chunks, and this version of transformers counts them from the row's start, not from each "
