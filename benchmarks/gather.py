@@ -108,6 +108,7 @@ def main() -> None:
     options = parser.parse_args()
     print("| of memcpy | M tokens per CPU s | way | rows a batch | tokens a document | chunks of the source |")
     print("|---|---|---|---|---|---|")
+    shares: dict[str, list[float]] = {kind: [] for kind in LENGTHS}
     with tempfile.TemporaryDirectory() as folder:
         for kind, make in LENGTHS.items():
             lengths = make(np.random.default_rng(0), options.tokens)
@@ -117,9 +118,12 @@ def main() -> None:
                 dataset = PackedDataset(path, plan_rows(lengths_of(path), CAPACITY, seed=0))
                 for batch_rows in (1, 8, 64, 256):
                     rates = measure(dataset, path, batch_rows, options.repeats)
+                    shares[kind].append(rates["__getitems__"] / rates["[limit] memcpy"])
                     for name, rate in rates.items():
                         share = rate / rates["[limit] memcpy"]
                         print(f"| {share:.0%} | {rate / 1e6:.0f} | {name} | {batch_rows} | {kind} | {chunks} |")
+    spans = (f"{min(some):.0%} to {max(some):.0%} for documents of {kind}" for kind, some in shares.items())
+    print(f"\nheadline: gather: rows come at this share of memcpy's bandwidth: {', '.join(spans)} tokens")
 
 
 if __name__ == "__main__":

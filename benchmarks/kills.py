@@ -98,6 +98,7 @@ def main() -> None:
             raise SystemExit("the last run failed")
         folders, equal = folders + 1, equal + (contents(out) == contents(whole))
     print(f"{equal} of {folders} folders equal the uninterrupted run's, after {steps.total()} kills: {dict(steps)}")
+    print(f"\nheadline: kills: {equal} of {folders} resumed folders equal the uninterrupted run's, after {steps.total()} kills")
     if equal < folders:
         raise SystemExit(1)
 

@@ -3,7 +3,8 @@
 The same documents three ways, side by side in one run with 0, 1 and 2 spawned workers: virtual rows (`PackedDataset` over the
 untouched source), rows that `neatpack pack` stored, and TRL's packed dataset with the collator of transformers that TRL
 uses for it. A way's rate is its best of several passes, start of the workers left out (it is printed on its own), all ways
-in turn within a pass. `PackedStream` over the same source stands beside them; it packs while it reads.
+in turn within a pass. `PackedStream` over the same source stands beside them; it packs while it reads. The last row is the
+limit: the same tokens copied into batches of int64, in this process, by memcpy's cousin that widens them.
 """
 
 from __future__ import annotations
@@ -78,6 +79,16 @@ def run_pass(dataset: Any, collator: Any, workers: int) -> tuple[float, float, i
     return count * BATCH_ROWS / (time.perf_counter() - first), first - begin, tokens
 
 
+def copy_pass(tokens: int) -> float:
+    """Rows a second of nothing but copies: so many int32 tokens, a batch at a time, into int64."""
+    source, batch = np.zeros(tokens, np.int32), np.zeros(BATCH_ROWS * CAPACITY, np.int64)
+    begin = time.perf_counter()
+    for first in range(0, tokens, len(batch)):
+        piece = source[first : first + len(batch)]
+        np.copyto(batch[: len(piece)], piece)
+    return tokens / CAPACITY / (time.perf_counter() - begin)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--documents", type=int, default=40_000)
@@ -101,6 +112,7 @@ def main() -> None:
             TRL: (trl_rows(source), CutAndFlatten()),
         }
         print("| times TRL's rows/s | rows/s | way | workers | first batch s | targets |\n|---|---|---|---|---|---|")
+        ratios = []
         for workers in options.workers:
             best: dict[str, tuple[float, float, int]] = {}
             for _ in range(options.passes):
@@ -109,6 +121,12 @@ def main() -> None:
             theirs = best[TRL][0]
             for way, (rate, first, tokens) in best.items():
                 print(f"| {rate / theirs:.2f} | {rate:.0f} | {way} | {workers} | {first:.2f} | {tokens} |", flush=True)
+            virtual_rate, stored_rate = (best[f"neatpack, {kind} rows"][0] / theirs for kind in ("virtual", "stored"))
+            ratios.append(f"{virtual_rate:.1f} and {stored_rate:.1f} with {workers} workers")
+        tokens = int(virtual.plan.num_tokens)
+        limit = max(copy_pass(tokens) for _ in range(options.passes))
+        print(f"| {limit / theirs:.2f} | {limit:.0f} | [limit] the tokens copied into batches | 0 | - | {tokens} |")
+        print(f"\nheadline: loading: times TRL's rows a second, virtual and stored: {', '.join(ratios)}")
 
 
 if __name__ == "__main__":

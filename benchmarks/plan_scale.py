@@ -7,6 +7,7 @@ about 3 GB in all. Linear means a steady number of nanoseconds a document.
 
 from __future__ import annotations
 
+import json
 import resource
 import subprocess
 import sys
@@ -35,7 +36,7 @@ def peak_bytes() -> int:
 
 
 def measure(documents: int) -> None:
-    """Print the figures of one size; the body of a child process."""
+    """Print the row of one size and, for the caller, its numbers as JSON; the body of a child process."""
     lengths = lognormal(documents)
     plan_rows(lengths[:1000], CAPACITY)
     before, begin = peak_bytes(), time.process_time()
@@ -49,6 +50,7 @@ def measure(documents: int) -> None:
         taken = time.process_time() - begin
         stream = f"{documents / taken / 1000:,.0f} k documents/s, {lengths.sum() / stream_rows / CAPACITY:.4%} full"
     print(f"| {documents:,} | {seconds:.3f} | {seconds / documents * 1e9:.1f} | {memory:.1f} | +{rows - bound} | {stream} |")
+    print(json.dumps({"nanoseconds": seconds / documents * 1e9, "memory": memory}))
 
 
 def main() -> None:
@@ -57,8 +59,19 @@ def main() -> None:
         return
     print("| documents | CPU seconds | ns a document | peak bytes a document | rows over the bound | StreamPlanner |")
     print("|---|---|---|---|---|---|", flush=True)
-    for documents in [int(argument) for argument in sys.argv[1:]] or SIZES:
-        subprocess.run([sys.executable, __file__, "measure", str(documents)], check=True)
+    sizes = sorted(int(argument) for argument in sys.argv[1:]) or SIZES
+    found = []
+    for documents in sizes:
+        command = [sys.executable, __file__, "measure", str(documents)]
+        row, numbers = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
+        print(row, flush=True)
+        found.append(json.loads(numbers))
+    before = sizes[-2:][0]  # the smallest ones pay mostly for the distinct lengths
+    growth = found[-1]["nanoseconds"] / found[sizes.index(before)]["nanoseconds"]
+    print(
+        f"\nheadline: growth: {growth:.2f} times as long a document at {sizes[-1]:,} documents as at {before:,}, "
+        f"{found[-1]['memory']:.1f} bytes a document at the peak"
+    )
 
 
 if __name__ == "__main__":

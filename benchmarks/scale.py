@@ -67,20 +67,25 @@ def _cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def measure(tokens: int, workers: int, engine: str, place: str | None) -> str:
+def measure(tokens: int, workers: int, engine: str, place: str | None) -> dict[str, float]:
+    """What one size took, in a process of its own, and the bytes it left."""
     with tempfile.TemporaryDirectory(dir=place) as name:
         folder = Path(name)
         (folder / "in").mkdir()
         write_source(folder / "in", tokens)
         command = [sys.executable, __file__, "--run", str(folder / "in"), str(folder / "out"), str(workers), engine]
         result = subprocess.run(command, capture_output=True, text=True, check=True)
-        run = json.loads(result.stdout.splitlines()[-1])
-        size = sum(path.stat().st_size for path in (folder / "out").iterdir())
-        manifest = (folder / "out" / "manifest.json").stat().st_size
+        run: dict[str, float] = json.loads(result.stdout.splitlines()[-1])
+        run["bytes"] = sum(path.stat().st_size for path in (folder / "out").iterdir())
+        run["manifest"] = (folder / "out" / "manifest.json").stat().st_size
+    return run
+
+
+def table_row(run: dict[str, float]) -> str:
     speed = f"{run['tokens'] / run['wall'] / 1e6:.1f} | {run['tokens'] / run['cpu'] / 1e6:.1f}"
     return (
         f"| {run['tokens']:,} | {run['wall']:.1f} | {run['cpu']:.1f} | {speed} | {run['driver']:.0f} | {run['worker']:.0f} | "
-        f"{run['shards']} | {run['rows'] / run['bound'] - 1:.3%} | {size / run['tokens']:.2f} | {manifest} | "
+        f"{run['shards']} | {run['rows'] / run['bound'] - 1:.3%} | {run['bytes'] / run['tokens']:.2f} | {run['manifest']} | "
         f"{os.getloadavg()[0]:.0f} |"
     )
 
@@ -103,8 +108,17 @@ def main() -> None:
         "rows over the bound | bytes a token | manifest bytes | load |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|---|---|")
-    for tokens in given.tokens:
-        print(measure(tokens, given.workers, given.engine, given.place), flush=True)
+    runs = []
+    for tokens in sorted(given.tokens):
+        runs.append(measure(tokens, given.workers, given.engine, given.place))
+        print(table_row(runs[-1]), flush=True)
+    last, before = runs[-1], runs[-2:][0]
+    growth = last["cpu"] / last["tokens"] / (before["cpu"] / before["tokens"])
+    memory = max(last["driver"], last["worker"]) / max(before["driver"], before["worker"])
+    print(
+        f"\nheadline: scale: {last['tokens']:,} tokens take {growth:.2f} times the CPU time a token that {before['tokens']:,} "
+        f"do, and {memory:.2f} times the memory: {max(last['driver'], last['worker']):.0f} MB"
+    )
 
 
 if __name__ == "__main__":
