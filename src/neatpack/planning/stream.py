@@ -44,7 +44,9 @@ class StreamPlanner:
         open_rows: unfinished rows kept; more of them fill better and hold documents back longer.
         lookahead: documents gathered before they are placed, longest first; 1 places each as it comes.
         overflow: what to do with a document longer than `capacity`, as in `plan_rows`.
-        max_docs_per_row: the most documents (pieces, where they are cut) in one row.
+        max_docs_per_row: the most documents (pieces, where they are cut) in one row. Best fit alone serves such a limit badly,
+            worst where rows run out of documents about when they run out of tokens: on lognormal(6, 1) lengths in rows of
+            4096 a limit of 4, 8 or 16 costs 8, 22 or 4 % more rows than the bound, where `plan_rows` stays within 0.2 %.
         align: round the slot of every document up to a multiple of this many tokens, as in `plan_rows`.
 
     Raises:
