@@ -58,3 +58,14 @@ def test_the_mask_builder_cannot_be_chosen_and_what_has_no_contract_gets_no_coll
         collator_for(tiny_model("llama"), mask_builder=None)
     with pytest.raises(ContractError, match="BloomAttention"):
         collator_for(tiny_model("bloom"))
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "opt"])
+@pytest.mark.parametrize("attention", ["packed_varlen", "eager"])
+def test_padding_longer_than_the_table_of_positions_is_no_index_error(architecture, attention):
+    model = tiny_model(architecture, attention, max_position_embeddings=16)
+    batch = collator_for(model, row_length=40, return_doc_ids=True)(rows())
+    assert int(batch["position_ids"].max()) == 15
+    assert check_isolation(model, batch).isolated
+    with pytest.raises(IndexError):  # the twin: positions that count on
+        model(**PackedCollator(row_length=40)(rows()))

@@ -335,3 +335,14 @@ def test_a_collators_options_are_named_and_stay_as_they_were_checked():
         PackedCollator(0)
     with pytest.raises(dataclasses.FrozenInstanceError):
         PackedCollator().row_length = -1
+
+
+def test_positions_of_padding_stay_at_the_limit_and_those_of_documents_do_not():
+    row = {"input_ids": [5, 6, 7, 8, 9], "seq_lengths": [1, 4]}
+    batch = PackedCollator(row_length=12, position_limit=3)([row])
+    assert batch["position_ids"].tolist() == [[0, 0, 1, 2, 3, 0, 1, 2, 2, 2, 2, 2]]
+    assert batch["cu_seq_lens_q"].tolist() == [0, 1, 5, 12]
+    shifted = PackedCollator(row_length=12, position_limit=4, position_start=2)([row])
+    assert shifted["position_ids"].tolist() == [[2, 2, 3, 4, 5, 2, 3, 3, 3, 3, 3, 3]]
+    with pytest.raises(MetadataError, match="position_limit must be a whole number of 3 or more"):
+        PackedCollator(position_start=2, position_limit=2)

@@ -16,8 +16,8 @@ def collator_for(model: torch.nn.Module, **options: Any) -> PackedCollator:
 
     Args:
         model: a causal language model with the attention implementation it will train on; see `contract_for`.
-        options: those of `PackedCollator`. `pad_token_id` is the model's where it has one; `mask_builder` and
-            `position_start` are the contract's and cannot be chosen.
+        options: those of `PackedCollator`. `pad_token_id` and `position_limit` are the model's where it has them;
+            `mask_builder` and `position_start` are the contract's and cannot be chosen.
 
     Returns:
         The collator; it holds nothing of the model and can be sent to data-loader workers.
@@ -39,6 +39,9 @@ def collator_for(model: torch.nn.Module, **options: Any) -> PackedCollator:
     config: Any = getattr(model, "config", None)
     pad = getattr(config, "pad_token_id", None)
     defaults = {"pad_token_id": pad} if isinstance(pad, int) and pad >= 0 else {}
+    known = getattr(config, "max_position_embeddings", None)
+    if isinstance(known, int) and known > contract.position_start:
+        defaults["position_limit"] = known
     return PackedCollator(**{**defaults, **options}, mask_builder=contract.mask_builder, position_start=contract.position_start)
 
 

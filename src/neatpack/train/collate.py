@@ -47,6 +47,8 @@ class PackedCollator:
             reckons with: context parallelism by document and fp8 need it. 1 lays documents side by side.
         position_start: the first position of every document; `padding_idx + 1` for models that count from there (the RoBERTa
             family), which degrade silently on positions from 0.
+        position_limit: how many positions the model knows; those of padding stay at the last one, since a table of learned
+            positions has no entry past it. Documents are left as they are.
         return_doc_ids: add the document map `doc_ids [B, S] int64` to the batch.
         return_params: add `packed_seq_params`, the `PackedSeqParams` that the offsets come from.
         return_shift_labels: add `shift_labels [B, S] int64`, shifted within documents, for losses that do not shift; `labels`
@@ -80,6 +82,7 @@ class PackedCollator:
     pad_to_multiple_of: int | None = None
     align: int = 1
     position_start: int = 0
+    position_limit: int | None = None
     return_doc_ids: bool = False
     return_params: bool = False
     return_shift_labels: bool = False
@@ -109,7 +112,7 @@ class PackedCollator:
         batch: dict[str, Any] = {
             "input_ids": _pad(ids, layout, self.pad_token_id),
             "labels": labels,
-            "position_ids": position_ids_from_doc_ids(doc_ids, self.position_start),
+            "position_ids": self._position_ids(doc_ids),
             **to_flash_attention_kwargs(params),
             "use_cache": False,
         }
@@ -146,6 +149,12 @@ class PackedCollator:
                 f"Remove them from the dataset, or name them in PackedCollator: ignore_columns=... leaves them out, "
                 "token_columns=... carries what has one number a token, document_columns=... what has one a document."
             )
+
+    def _position_ids(self, doc_ids: torch.Tensor) -> torch.Tensor:
+        positions = position_ids_from_doc_ids(doc_ids, self.position_start)
+        if self.position_limit is None:
+            return positions
+        return torch.where(doc_ids == 0, positions.clamp(max=self.position_limit - 1), positions)
 
     def _layout(self, lengths: list[np.ndarray]) -> _Layout:
         """Where the tokens of each row go, and the length that all rows are padded to."""

@@ -36,6 +36,8 @@ def check_options(collator: PackedCollator) -> None:
     _check_pad_token_id(collator.pad_token_id)
     _check_number("position_start", collator.position_start, least=0)
     _check_number("align", collator.align, least=1)
+    if collator.position_limit is not None:
+        _check_number("position_limit", collator.position_limit, least=collator.position_start + 1)
     for name in ("row_length", "pad_to_multiple_of"):
         if getattr(collator, name) is not None:
             _check_number(name, getattr(collator, name), least=1)
