@@ -104,5 +104,5 @@ def test_a_missing_model_is_one_message_and_exit_code_one(tmp_path, monkeypatch,
         main()
     assert stopped.value.code == 1
     error = capsys.readouterr().err
-    assert "does not exist: expected a config.json" in error
+    assert "does not exist: expected a model (a config.json, or a folder that holds one) or a folder of packed rows" in error
     assert "Traceback" not in error

@@ -182,6 +182,7 @@ def test_a_truncated_arrow_file_is_an_error_and_not_a_short_corpus(tmp_path):
     ("columns", "options", "message"),
     [
         ({"body": ["x"]}, {}, r"expected a column 'text' or 'input_ids', got 'body'.*--text-column"),
+        ({"messages": ["x"]}, {}, r"got 'messages'.*'messages' may be a chat: make input_ids.*apply_chat_template"),
         ({"text": ["x"]}, {"text_column": "body"}, r"expected the column 'body', got 'text'"),
     ],
 )

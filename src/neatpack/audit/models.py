@@ -87,8 +87,8 @@ def load_config(source: Path) -> Any:
     file = source / "config.json" if source.is_dir() else source
     if not file.is_file():
         raise SourceError(
-            f"{file} does not exist: expected a config.json, or a folder that holds one. Models are not downloaded; "
-            "fetch the folder first, or write a config with config.save_pretrained(folder)."
+            f"{file} does not exist: expected a model (a config.json, or a folder that holds one) or a folder of packed rows. "
+            "Models are not downloaded: fetch the folder first, or write a config with config.save_pretrained(folder)."
         )
     try:
         return AutoConfig.from_pretrained(str(file), trust_remote_code=False)

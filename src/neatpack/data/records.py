@@ -91,9 +91,11 @@ def choose_layout(names: Sequence[str], choice: ColumnChoice, where: str, number
     text = choice.text or "text"
     if text not in names:
         wanted = f"the column {text!r}" if choice.text else "a column 'text' or 'input_ids'"
+        chats = [name for name in ("messages", "conversations", "prompt") if name in names]
+        chat = f" {chats[0]!r} may be a chat: make input_ids of it with the tokenizer's apply_chat_template." if chats else ""
         raise SourceError(
             f"{where}: expected {wanted}, got {', '.join(map(repr, names)) or 'no columns'}. Name the column that holds the "
-            "text with --text-column."
+            f"text with --text-column.{chat}"
         )
     if choice.tokens:
         raise SourceError(

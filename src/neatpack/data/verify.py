@@ -86,7 +86,7 @@ def verify(
             read = _add_up(engine, parts.parts, "source", parts.num_bytes, progress)
             names = ", ".join(map(str, sources))
             what = f"{names}: the documents, compared with {root},"
-            _check_content(what, _describe(read, options), manifest["content"])
+            _check_content(what, _describe(read, options), manifest["content"], _all_sources(manifest))
     return VerifyReport(
         folder=str(root),
         shards=len(shards),
@@ -295,9 +295,17 @@ def _expect(path: Path, what: str, got: int, expected: int) -> None:
         raise StoreError(f"{path}: {got} {what}, expected {expected}. Pack again.")
 
 
-def _check_content(what: str, got: dict[str, Any], expected: dict[str, Any]) -> None:
+def _all_sources(manifest: dict[str, Any]) -> str:
+    """The way out where a source is another one: perhaps it is not all of it. A stranger's manifest may name none."""
+    source = manifest.get("source")
+    given = source.get("given") if isinstance(source, dict) else None
+    names = ", ".join(map(str, given)) if isinstance(given, list) and given else "its manifest does not say what"
+    return f"Give all that it was packed from ({names[:300]}); if this is all, pack again."
+
+
+def _check_content(what: str, got: dict[str, Any], expected: dict[str, Any], way: str = "Pack again.") -> None:
     if got != expected:
         raise StoreError(
             f"{what} hold {got['count']} {got['of']} with the content hash {got['hash']}, expected {expected['count']} with "
-            f"{expected['hash']}: something was lost, doubled or altered. Pack again."
+            f"{expected['hash']}: something was lost, doubled or altered. {way}"
         )
