@@ -5,6 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 from fault_cases import all_cases
+
 from report import table
 
 CASES = all_cases()
