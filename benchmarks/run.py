@@ -116,11 +116,12 @@ def main() -> None:
     unknown = set(only) - {section.name for section in SECTIONS}
     if unknown:
         parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(section.name for section in SECTIONS)}")
-    known = sections_of(RESULTS.read_text()) if RESULTS.exists() else {}
     for section in SECTIONS:
         if not only or section.name in only:
             print(f"{section.name}: {' '.join(section.command)}", flush=True)
-            known[section.name] = measure(section)
+            text = measure(section)
+            known = sections_of(RESULTS.read_text()) if RESULTS.exists() else {}  # others may have run meanwhile
+            known[section.name] = text
             RESULTS.write_text(page(known, machine()))  # kept section by section: a later one may fail
             print(known[section.name], flush=True)
 
