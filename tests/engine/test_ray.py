@@ -150,6 +150,34 @@ def test_the_first_failure_in_task_order_is_raised_as_it_was(cluster):
             next(results)
 
 
+class FailFirst:
+    """A factory of jobs of which the first fails and the others take a while and leave a note."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self):
+        def job(task, tick):
+            if task == 0:
+                raise SourceError("file 0 is bad")
+            time.sleep(1)
+            (self.folder / f"done{task}").touch()
+
+        return job
+
+
+def test_after_a_failure_no_task_runs_on_where_the_user_keeps_ray(tmp_path, cluster):
+    ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'neatpack[ray]'")
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+    try:
+        with RayEngine(FailFirst(tmp_path), workers=2) as engine, pytest.raises(SourceError, match="file 0 is bad"):
+            list(engine.run(range(2), lambda amount: None))
+        assert (tmp_path / "done1").exists()
+        assert ray.is_initialized()
+    finally:
+        ray.shutdown()
+
+
 def test_a_machine_removed_in_the_middle_of_a_run_is_survived(tmp_path, cluster, corpus):
     pack(corpus, tmp_path / "local", 64, unit_tokens=1000)
     doomed = cluster.add_node(num_cpus=2)

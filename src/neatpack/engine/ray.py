@@ -97,8 +97,9 @@ class RayEngine:
                     raise value
                 yield value
         finally:
-            for reference in running:
-                self._ray.cancel(reference)
+            # Not cancelled: Ray ends the driver's process if a task finishes meanwhile. Our own connection ends its tasks.
+            if running and not self._started:
+                self._ray.wait(list(running), num_returns=len(running))
 
     def _places(self) -> int:
         """Tasks to hand out: two for each CPU of the moment, so that no worker waits for the next one."""
