@@ -53,7 +53,7 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.BitOr: ast.BitAnd,
 }
 VERBS = {"killed": "killed", "hangs": "hang", "survives": "survive"}
-SECONDS = 60
+SECONDS = 180
 """Processor time that the tests of a mutant may take: one that runs for longer hangs."""
 
 
