@@ -301,16 +301,22 @@ def test_code_in_a_models_folder_does_not_run(tmp_path):
     assert not mark.exists()
 
 
-def test_verify_trusts_no_code_that_a_manifest_asks_to_trust(packed, tmp_path):
-    mark = tmp_path / "ran"
-    folder = code_folder(tmp_path, mark)
-    (tmp_path / "a.txt").write_text("text")
-    pack(tmp_path / "a.txt", tmp_path / "text", 8)
+def packed_text_that_asks_for_trust(place):
+    """A packed folder `text` whose manifest names a tokenizer with code and trusts it; the mark that the code would leave."""
+    mark = place / "ran"
+    folder = code_folder(place, mark)
+    (place / "a.txt").write_text("text")
+    pack(place / "a.txt", place / "text", 8)
 
     def change(manifest):
         manifest["options"].update(tokenizer=str(folder), trust_remote_code=True)
 
-    rewrite(tmp_path / "text" / "manifest.json", change)
+    rewrite(place / "text" / "manifest.json", change)
+    return mark
+
+
+def test_verify_trusts_no_code_that_a_manifest_asks_to_trust(packed, tmp_path):
+    mark = packed_text_that_asks_for_trust(tmp_path)
     with pytest.raises(SourceError, match="cannot be loaded"):
         verify(tmp_path / "text", [tmp_path / "a.txt"])
     assert not mark.exists()
@@ -404,15 +410,7 @@ def test_files_that_are_pickles_by_their_kind_are_no_source(tmp_path, name):
 
 
 def test_inspecting_a_strangers_folder_runs_nothing(tmp_path):
-    mark = tmp_path / "ran"
-    folder = code_folder(tmp_path, mark)
-    (tmp_path / "a.txt").write_text("text")
-    pack(tmp_path / "a.txt", tmp_path / "text", 8)
-
-    def change(manifest):
-        manifest["options"].update(tokenizer=str(folder), trust_remote_code=True)
-
-    rewrite(tmp_path / "text" / "manifest.json", change)
+    mark = packed_text_that_asks_for_trust(tmp_path)
     packing = open_packing(tmp_path / "text")
     assert packing.plan.num_rows == 1
     assert len(PackedDataset(tmp_path / "text")) == 1

@@ -27,9 +27,9 @@ from neatpack.train.collate_options import check_options
 from neatpack.train.labels import IGNORE_INDEX, shift_within_documents
 from neatpack.train.row_columns import (
     KNOWN_COLUMNS,
-    aligned_labels,
     document_column,
     document_lengths,
+    row_labels,
     token_column,
     token_ids,
 )
@@ -107,7 +107,7 @@ class PackedCollator:
         layout = self._layout(lengths)
         doc_ids = _pad([row[: len(tokens)] for row, tokens in zip(dense, ids, strict=True)], layout, 0)
         params = packed_seq_params_from_doc_ids(doc_ids)
-        labels = _pad([aligned_labels(i, row, ids[i]) for i, row in enumerate(rows)], layout, IGNORE_INDEX)
+        labels = _pad([row_labels(i, row, ids[i]) for i, row in enumerate(rows)], layout, IGNORE_INDEX)
         labels.view(-1)[params.cu_seqlens[:-1].long()] = IGNORE_INDEX
         batch: dict[str, Any] = {
             "input_ids": _pad(ids, layout, self.pad_token_id),

@@ -41,7 +41,7 @@ def document_lengths(index: int, row: Mapping[str, Any], tokens: int) -> np.ndar
     return lengths
 
 
-def aligned_labels(index: int, row: Mapping[str, Any], ids: np.ndarray) -> np.ndarray:
+def row_labels(index: int, row: Mapping[str, Any], ids: np.ndarray) -> np.ndarray:
     """Labels aligned with `ids`, `[tokens] int64`: the row's own or the ids themselves, less what a mask takes out."""
     labels = (ids if row.get("labels") is None else _integers(index, row, "labels", kinds="iu")).astype(np.int64)
     masks = {name: _integers(index, row, name, kinds="iub") for name in MASK_COLUMNS if row.get(name) is not None}
