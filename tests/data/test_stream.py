@@ -313,8 +313,10 @@ def test_columns_that_rows_cannot_carry_are_refused_by_name(tmp_path):
     assert rows_of(PackedStream([record], CAPACITY, ignore_columns=["spans"])) == [
         (("input_ids", (1, 2)), ("seq_lengths", (2,)))
     ]
-    with pytest.raises(SourceError, match=r"document 1 has columns input_ids .*; those before it input_ids .*, reward"):
+    with pytest.raises(SourceError, match="record 1 has columns input_ids; the first has input_ids, reward"):
         rows_of(PackedStream([{"input_ids": [1], "reward": 1}, {"input_ids": [1]}], CAPACITY))
+    with pytest.raises(SourceError, match=r"document 1 has columns .*, reward .a value a token.; those before it .*one value"):
+        rows_of(PackedStream([{"input_ids": [1], "reward": 1}, {"input_ids": [1], "reward": [1]}], CAPACITY))
     for name, record, refused in [
         ("a", {"text": "words", "tags": ["x"]}, "'tags' .neither one value a token nor one a document"),
         ("b", {"input_ids": [1, 2], "spans": [1, 2, 3]}, "'spans' .neither one value a token nor one a document"),

@@ -16,18 +16,20 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from neatpack.data.columns import Documents, list_parts
+from neatpack.data.columns import UNREADABLE, Documents, list_parts
 from neatpack.data.documents import DocumentReader
 from neatpack.data.in_memory import Document, documents_of
 from neatpack.data.options import PackOptions
 from neatpack.data.readers import first_record
-from neatpack.data.records import IDS, LABELS, LISTS, SEQ_LENGTHS, Problems
+from neatpack.data.records import ATTENTION_MASK, IDS, LABELS, LISTS, MASKS, SEQ_LENGTHS, Chunk, Problems
 from neatpack.data.sources import Part, SourceList, find_parts
 from neatpack.data.table import is_list
 from neatpack.errors import SourceError
 
 BATCH_RECORDS = 256
 """Records of a streamed dataset that are read at once."""
+
+_NOT_CARRIED = (SEQ_LENGTHS, ATTENTION_MASK)  # rows have lengths of their own, and no padding
 
 
 class Feed(Protocol):
@@ -79,10 +81,23 @@ class IterableFeed:
     def read(self, lane: int, lanes: int, epoch: int, mark: Any = None) -> Iterator[tuple[Document, Any]]:
         """See `Feed.read`; there are no marks: reading starts at the beginning."""
         records = self._source() if callable(self._source) else self._source
+        columns: set[str] = set()
         for index, record in enumerate(records):
+            if not index:
+                columns = _names(record, self._ignore)
             if index % lanes == lane:
+                if (own := _names(record, self._ignore)) != columns:
+                    raise SourceError(
+                        f"record {index} has columns {', '.join(sorted(own))}; the first has {', '.join(sorted(columns))}. "
+                        "Give every record the same, or leave some out with ignore_columns=[...]."
+                    )
                 for document in documents_of(record, f"record {index}", self._ignore):
                     yield document, None
+
+
+def _names(record: Any, ignore: Collection[str]) -> set[str]:
+    """The columns of a record that rows carry, or may refuse."""
+    return set(record).difference(_NOT_CARRIED, ignore) if isinstance(record, Mapping) else {IDS}
 
 
 class DatasetFeed:
@@ -99,7 +114,18 @@ class DatasetFeed:
         dataset.set_epoch(epoch)
         index = 0
         # `iter`, not `__iter__`: the latter shares the records out among DataLoader workers a second time.
-        for table in dataset.with_format("arrow").iter(BATCH_RECORDS):
+        tables = dataset.with_format("arrow").iter(BATCH_RECORDS)
+        while True:
+            try:
+                table = next(tables, None)
+            except UNREADABLE as error:
+                reason = " ".join(str(error).split())
+                raise SourceError(
+                    f"the streamed dataset cannot be read on from record {index} ({reason}). Where its records have different "
+                    "columns, give every one the same."
+                ) from error
+            if table is None:
+                return
             for record in _records(table):
                 if by_shard or index % lanes == lane:
                     for document in documents_of(record, f"record {index}", self._ignore):
@@ -111,11 +137,12 @@ class FileFeed:
     """Files and folders, as `neatpack pack` reads them: whole files (or parts of them) a lane, where there are as many.
 
     Further columns are carried as the first record of a file shows them: a list as long as `input_ids` has a value a token.
+    Files of other columns than the first one, and JSON lines with a column that the first one lacks, are refused by name.
     """
 
     def __init__(self, path: str, options: PackOptions, ignore: Collection[str]) -> None:
         self._path, self._ignore = path, frozenset(ignore)
-        self._options = replace(options, ignore_columns=tuple(ignore))
+        self._options = replace(options, ignore_columns=("*",))  # what is not carried, and not ignored, is refused here
         self.fingerprint = self._find().fingerprint()
 
     def _find(self) -> SourceList:
@@ -128,22 +155,29 @@ class FileFeed:
             raise SourceError(f"{self._path}: its files changed since the stream was made. Make it anew, and start again.")
         by_part = len(found.parts) >= lanes
         parts = found.parts[lane::lanes] if by_part else found.parts
+        shown = ((part, self._columns(part)) for part in found.parts)
+        expected = next((both for both in shown if both[1] is not None), (None, None))
         first, index = mark or (0, 0)
         readers: dict[PackOptions, DocumentReader] = {}
         problems = Problems()
         for number in range(first, len(parts)):
             here = [number, index]
-            options = self._with_further_columns(parts[number])
+            columns = self._columns(parts[number])
+            _check_same((parts[number], columns), expected)
+            options = self._carrying(columns or {})
             reader = readers.setdefault(options, DocumentReader(options))
             for chunk in reader.chunks(parts[number], problems):
+                self._refuse_late(chunk)
                 for document in _documents(reader.documents(chunk, problems)):
                     if by_part or index % lanes == lane:
                         yield document, here
                     index += 1
 
-    def _with_further_columns(self, part: Part) -> PackOptions:
-        """The options, with the further columns of a file to be carried."""
+    def _columns(self, part: Part) -> dict[str, str] | None:
+        """The columns of a file beside its ids or text, and what each holds; None for a file without a record."""
         record = first_record(part)
+        if not record and part.format != "text":
+            return None
         text = self._options.text_column or ("text" if IDS not in record else None)
         chosen = {*self._options.token_columns, *self._options.document_columns}
         own = {text} if text else {*LISTS}
@@ -158,11 +192,38 @@ class FileFeed:
                 f"{part.files[0]}: columns that packed rows cannot carry: {', '.join(refused)}. Leave them out with "
                 "ignore_columns=[...]."
             )
-        tokens, documents = ([name for name in kinds if kinds[name] == kind] for kind in (_TOKENS, _DOCUMENTS))
+        return kinds if text or record.keys().isdisjoint((LABELS, *MASKS)) else {**kinds, LABELS: _TOKENS}
+
+    def _carrying(self, columns: Mapping[str, str]) -> PackOptions:
+        """The options, with the further columns of a file to be carried."""
+        further = {name: kind for name, kind in columns.items() if name != LABELS}  # read anyway, and masks with them
+        tokens, documents = ([name for name in further if further[name] == kind] for kind in (_TOKENS, _DOCUMENTS))
         return replace(
             self._options,
             token_columns=(*self._options.token_columns, *tokens),
             document_columns=(*self._options.document_columns, *documents),
+        )
+
+    def _refuse_late(self, chunk: Chunk) -> None:
+        """Refuse columns that the first record of a file did not show, unless they are to be ignored."""
+        for name, index in chunk.late.items():
+            if name not in self._ignore:
+                raise SourceError(
+                    f"{chunk.places.name(index)}: a column {name!r}, which the first record of the file does not have. Give it "
+                    f"to every record, or leave it out with ignore_columns=[{name!r}]."
+                )
+
+
+def _check_same(one: tuple[Part, dict[str, str] | None], first: tuple[Part | None, dict[str, str] | None]) -> None:
+    """Refuse a file of other columns than the first one's."""
+    (part, columns), (first_part, expected) = one, first
+    if first_part is not None and columns is not None and columns != expected:
+        got, wanted = (
+            ", ".join(f"{name} ({kind})" for name, kind in (some or {}).items()) or "none" for some in (columns, expected)
+        )
+        raise SourceError(
+            f"{part.files[0]}: has columns beside its tokens: {got}; expected {wanted}, as in {first_part.files[0]}. Bring the "
+            "files to the same columns, or leave some out with ignore_columns=[...]."
         )
 
 

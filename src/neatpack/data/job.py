@@ -103,6 +103,7 @@ class PackJob:
         record.dtype = dtype.name
         with PartWriter(files, dtype, tokens=not record.in_place) as writer:
             for chunk in chain([first] if first else [], chunks):
+                record.ignored_columns += [name for name in chunk.late if name not in record.ignored_columns]
                 if record.in_place:
                     outline = checked_outline(chunk, problems, compare=not record.labels)
                     writer.append_lengths(outline.lengths)

@@ -7,7 +7,7 @@ document column may be null, or missing, in any record.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import islice
 from typing import Any
 
@@ -20,6 +20,7 @@ LOOK_AT = 1000
 
 _KINDS: dict[type, pa.DataType] = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
 _NUMBERS = (pa.int64(), pa.float64())
+_DEEPEST = 8  # Arrow's reader runs out of stack where types are nested by the thousand
 _WORDS = {pa.bool_(): "true or false", pa.string(): "a string"}
 
 
@@ -52,6 +53,35 @@ def find_kinds(records: Iterable[dict[str, Any]], layout: Layout) -> dict[str, p
         if not wanted - kinds.keys():
             break
     return kinds
+
+
+def find_types(records: Iterable[dict[str, Any]], names: Collection[str]) -> dict[str, pa.DataType]:
+    """Arrow types of columns that are left out, as far as the first records show them; none of those nested deeply."""
+    values: dict[str, list[Any]] = {name: [] for name in names}
+    for record in islice(records, LOOK_AT) if names else ():
+        for name in values.keys() & record.keys():
+            values[name].append(record[name])
+    types = {}
+    for name, column in values.items():
+        try:
+            kind = pa.infer_type(column) if _depth(column) <= _DEEPEST else pa.null()
+        except (pa.ArrowException, OverflowError):
+            continue
+        if not pa.types.is_null(kind):
+            types[name] = kind
+    return types
+
+
+def _depth(values: Iterable[Any]) -> int:
+    """How many lists and objects lie in each other, counted up to where it is too deep anyway."""
+    depth = 0
+    while depth <= _DEEPEST:
+        nested = [value for value in values if isinstance(value, list | dict)]
+        if not nested:
+            break
+        values = [entry for value in nested for entry in (value.values() if isinstance(value, dict) else value)]
+        depth += 1
+    return depth
 
 
 def _type_of(entries: list[Any]) -> type:

@@ -3,6 +3,10 @@
 A block of whole lines goes through Arrow's JSON reader with the types we need. Where that fails, or leaves anything open
 (a null, a blank line, a column that other lines lack), the same block is read line by line with the standard library,
 which knows exactly which line is wrong and why. Blocks are cut by byte positions alone, so results never depend on who reads.
+
+The first record of a file shows its columns. Columns of later lines alone are never passed over in silence: Arrow's reader
+stops at a name that it was not told. Where it stops, the standard library lists the names, and the block is read again
+without them.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json as pa_json
 
-from neatpack.data.json_values import BadLineError, check_further, find_kinds, is_number_list, show
+from neatpack.data.json_values import BadLineError, check_further, find_kinds, find_types, is_number_list, show
 from neatpack.data.records import LISTS, Chunk, ColumnChoice, Layout, Places, Problems, choose_layout
 from neatpack.data.sources import Part, compression_of
 from neatpack.errors import SourceError
@@ -44,12 +48,14 @@ def read_jsonl(part: Part, choice: ColumnChoice, problems: Problems) -> Iterator
     if layout is None:
         return
     kinds = find_kinds(records_of(path), layout)
+    ignored = find_types(records_of(path), layout.ignored)
     number = 0
     for block in _blocks(path, part):
         lines = block.count(b"\n") + (not block.endswith(b"\n"))
         places = Places((path,), np.arange(number, number + lines), "line", lambda: 1 + _lines_before(path, part.start))
-        columns = _fast(block, layout, kinds, lines)
-        chunk = Chunk(layout, columns, places) if columns else _slow(block, layout, kinds, places, problems)
+        chunk = _fast_chunk(block, layout, choice, kinds, ignored, places) or _slow(
+            block, layout, choice, kinds, places, problems
+        )
         if len(chunk):
             yield chunk
         number += lines
@@ -171,12 +177,66 @@ def _null_line(block: bytes) -> bool:
     return False
 
 
-def _fast(block: bytes, layout: Layout, kinds: dict[str, pa.DataType], lines: int) -> dict[str, pa.Array] | None:
-    """The columns by Arrow's reader, or None where a closer look is needed."""
+def _fast_chunk(
+    block: bytes,
+    layout: Layout,
+    choice: ColumnChoice,
+    kinds: dict[str, pa.DataType],
+    ignored: dict[str, pa.DataType],
+    places: Places,
+) -> Chunk | None:
+    """The records by Arrow's reader, or None where a closer look is needed."""
     further = (*layout.token_columns, *layout.document_columns)
     # A blank line would make up, in the count of lines, for a line that holds two records.
     if _null_line(block) or _BLANK_LINE.search(block) or any(name not in kinds for name in further):
         return None
+    lines = len(places.numbers)
+    columns = _fast(block, layout, kinds, lines, ignored)
+    if columns is not None:
+        return Chunk(layout, columns, places)
+    late = _late(block, layout, choice)
+    columns = None if late is None else _fast(block, layout, kinds, lines)
+    return None if columns is None else Chunk(layout, columns, places, late or {})
+
+
+def _late(block: bytes, layout: Layout, choice: ColumnChoice) -> dict[str, int] | None:
+    """Columns to leave out that the layout does not know, and the first line that has each; None where a line is bad."""
+    late: dict[str, int] = {}
+    known = {*layout.columns, *layout.ignored}
+    try:
+        for index, line in enumerate(block.removesuffix(b"\n").split(b"\n")):
+            for name in _unexpected(json.loads(line), known, layout, choice):
+                late.setdefault(name, index)
+    except (BadLineError, ValueError, RecursionError, AttributeError):
+        return None
+    return late
+
+
+def _unexpected(record: dict[str, Any], known: set[str], layout: Layout, choice: ColumnChoice) -> set[str]:
+    """Columns of a record that the first record of the file lacks, and that may be left out.
+
+    Raises:
+        BadLineError: one that may not, as it has a number a token or may well have.
+    """
+    names = record.keys() - known
+    for name in names if layout.text is None else ():
+        advice = "" if name in LISTS else f" Give it to every record, or leave it out with --ignore-columns {name}."
+        if name in LISTS or (is_number_list(record[name]) and not choice.ignores(name)):
+            raise BadLineError(
+                "unexpected column", f"a column {name!r}, which the first record of the file does not have.{advice}"
+            )
+    return names
+
+
+def _fast(
+    block: bytes,
+    layout: Layout,
+    kinds: dict[str, pa.DataType],
+    lines: int,
+    ignored: dict[str, pa.DataType] | None = None,
+) -> dict[str, pa.Array] | None:
+    """The columns by Arrow's reader, or None where something is wrong; with `ignored`, also where there are other columns."""
+    further = (*layout.token_columns, *layout.document_columns)
     # Every known column is named, so that one that appears in later lines only is noticed.
     own: tuple[str, ...] = LISTS if layout.text is None else (layout.text,)
     type_ = pa.list_(pa.int64()) if layout.text is None else pa.string()
@@ -186,7 +246,8 @@ def _fast(block: bytes, layout: Layout, kinds: dict[str, pa.DataType], lines: in
             pa.BufferReader(block),
             read_options=pa_json.ReadOptions(use_threads=False, block_size=len(block) + 1),
             parse_options=pa_json.ParseOptions(
-                explicit_schema=pa.schema(list(types.items())), unexpected_field_behavior="ignore"
+                explicit_schema=pa.schema({**(ignored or {}), **types}),
+                unexpected_field_behavior="ignore" if ignored is None else "error",
             ),
         )
     except pa.ArrowException:
@@ -203,25 +264,31 @@ def _fast(block: bytes, layout: Layout, kinds: dict[str, pa.DataType], lines: in
     return columns
 
 
-def _slow(block: bytes, layout: Layout, kinds: dict[str, pa.DataType], places: Places, problems: Problems) -> Chunk:
+def _slow(
+    block: bytes, layout: Layout, choice: ColumnChoice, kinds: dict[str, pa.DataType], places: Places, problems: Problems
+) -> Chunk:
     values: dict[str, list[Any]] = {name: [] for name in layout.columns}
-    kept = []
+    known = {*layout.columns, *layout.ignored}
+    kept: list[int] = []
+    late: dict[str, int] = {}
     for index, line in enumerate(block.removesuffix(b"\n").split(b"\n")):
         if not line.strip():
             continue
         try:
             record = _record(line, layout)
+            unexpected = _unexpected(record, known, layout, choice)
             check_further(record, layout, kinds)
         except BadLineError as bad:
             problems.report(places.name(index), bad.reason, str(bad), cause=bad)
             continue
+        late.update((name, len(kept)) for name in unexpected - late.keys())
         kept.append(index)
         for name, column in values.items():
             column.append(record.get(name))
     type_ = pa.large_list(pa.int64()) if layout.text is None else pa.large_string()
     own = layout.lists if layout.text is None else (layout.text,)
     arrays = {name: pa.array(column, type_ if name in own else None) for name, column in values.items()}
-    return Chunk(layout, arrays, places.take(np.array(kept, np.int64)))
+    return Chunk(layout, arrays, places.take(np.array(kept, np.int64)), late)
 
 
 def _record(line: bytes, layout: Layout) -> dict[str, Any]:
@@ -240,9 +307,6 @@ def _record(line: bytes, layout: Layout) -> dict[str, Any]:
     if layout.text is not None:
         _check_text(record[layout.text], layout.text)
         return record
-    for name in LISTS:
-        if name in record and name not in layout.lists:
-            raise BadLineError("unexpected column", f"a column {name!r}, which the first record of the file does not have.")
     for name in layout.lists:
         _check_list(record[name], name)
         record[name] = [int(value) for value in record[name]]  # masks may be booleans

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
@@ -59,6 +59,10 @@ class ColumnChoice:
     documents: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
 
+    def ignores(self, name: str) -> bool:
+        """Whether a column of numbers a token may be left out."""
+        return any(fnmatchcase(name, pattern) for pattern in self.ignore)
+
 
 def choose_layout(names: Sequence[str], choice: ColumnChoice, where: str, number_lists: Collection[str] = ()) -> Layout:
     """Decide what a file with these columns holds.
@@ -79,7 +83,7 @@ def choose_layout(names: Sequence[str], choice: ColumnChoice, where: str, number
     if choice.text is None and IDS in names:
         lists = tuple(name for name in LISTS if name in names)
         known = {*lists, *choice.tokens, *choice.documents}
-        undecided = [name for name in number_lists if name not in known and not _matches(name, choice.ignore)]
+        undecided = [name for name in number_lists if name not in known and not choice.ignores(name)]
         if undecided:
             raise SourceError(
                 f"{where}: columns with lists of numbers beside {IDS!r}: {', '.join(undecided)}. Carry those that have a "
@@ -104,10 +108,6 @@ def choose_layout(names: Sequence[str], choice: ColumnChoice, where: str, number
         )
     ignored = tuple(name for name in names if name != text and name not in choice.documents)
     return Layout(text, (), ignored, (), choice.documents)
-
-
-def _matches(name: str, patterns: Collection[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 @dataclass(frozen=True)
@@ -145,11 +145,14 @@ class Chunk:
         layout: which columns they are.
         columns: Arrow arrays by name, all of one length; they may be slices of larger arrays.
         places: where each record came from.
+        late: columns left out that the layout does not know, since the first record of the file lacks them; and the first
+            record of the chunk that has each.
     """
 
     layout: Layout
     columns: dict[str, pa.Array]
     places: Places
+    late: Mapping[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.places.numbers)
