@@ -30,6 +30,16 @@ def test_slices_come_one_after_the_other(count, num_chunks, longest):
         assert copied(chunks, None, begins, sizes) == joined(chunks, which, begins, sizes)
 
 
+@pytest.mark.parametrize("count", [2, 2 * FEW_SLICES])
+@pytest.mark.parametrize("first", [0, 1])
+def test_positions_count_values_of_the_first_chunk_where_no_chunk_is_named(count, first):
+    memory = np.arange(2000, dtype=np.int32)
+    chunks = [memory[1000 * first :][:1000], memory[1000 * (1 - first) :][:1000]]
+    begins, lengths = np.arange(count, dtype=np.int32) * 7 % 900, np.arange(count, dtype=np.int32) % 50
+    expected = [value for begin, length in zip(begins, lengths, strict=True) for value in chunks[0][begin : begin + length]]
+    assert np.frombuffer(copied(chunks, None, begins, lengths), np.int32).tolist() == expected
+
+
 @pytest.mark.parametrize("repeats", [2, 3 * FEW_SLICES])
 def test_neighbours_are_joined_only_within_a_chunk(repeats):
     memory = np.arange(200, dtype=np.uint8)
@@ -41,8 +51,8 @@ def test_neighbours_are_joined_only_within_a_chunk(repeats):
 
 def test_rows_that_lie_as_they_are_stored_are_one_copy():
     memory = np.arange(10_000, dtype=np.uint16)
-    sizes = np.full(2000, 10)
-    assert copied([memory], None, np.cumsum(sizes) - sizes, sizes) == memory.tobytes()
+    lengths = np.full(1000, 10)
+    assert copied([memory], None, np.cumsum(lengths) - lengths, lengths) == memory.tobytes()
 
 
 def test_chunks_may_lie_gigabytes_apart():

@@ -85,6 +85,7 @@ class PackedDataset:
         self._opened, self._plan, self._ignore = opened, plan, ignore
         self._tokens = {name: column for name, column in opened.table.tokens.items() if name not in ignore}
         self._values = {name: column for name, column in opened.table.values.items() if name not in ignore}
+        self._firsts, self._stops, self._token_counts = plan.row_offsets[:-1], plan.row_offsets[1:], plan.row_lengths()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"opened": self._opened, "plan": self._plan, "ignore": self._ignore}
@@ -130,46 +131,51 @@ class PackedDataset:
 
     def __getitems__(self, rows: Sequence[int]) -> list[Row]:
         """Rows by number, gathered together: what DataLoader calls for a batch."""
-        numbers = self._row_numbers(rows)
+        numbers = _row_numbers(rows)
         if not numbers.size:
             return []
         plan, table = self._plan, self._opened.table
-        firsts = plan.row_offsets.take(numbers)
-        counts = plan.row_offsets.take(numbers + 1) - firsts
-        slice_ends = counts.cumsum()
-        slices = (firsts - slice_ends + counts).repeat(counts)
-        slices += np.arange(len(slices))
-        documents, pieces = table.where(plan.doc.take(slices)), plan.length.take(slices)
-        lengths, starts = pieces.astype(np.int64), table.starts.take(documents).astype(np.int64, copy=False)
+        slices, value_ends, token_ends = self._slices_of(numbers)
+        documents, lengths = table.where(plan.doc.take(slices)), plan.length.take(slices)
+        starts = table.starts.take(documents)
         if plan.start.strides != (0,):
-            starts = starts + plan.start.take(slices)
-        tokens = {name: column.take(starts, lengths) for name, column in self._tokens.items()}
-        check_mask(tokens.pop(ATTENTION_MASK, None), f"one of the rows {', '.join(map(str, numbers[:5].tolist()))}")
-        values = {name: column.take(documents) for name, column in self._values.items()}
-        token_ends, value_ends = lengths.cumsum()[slice_ends - 1].tolist(), slice_ends.tolist()
-        found: list[Row] = [{} for _ in value_ends]
-        for columns, ends in (
-            (tokens, token_ends),
-            ({SEQ_LENGTHS: pieces}, value_ends),
-            (values, value_ends),
-        ):
-            for name, column in columns.items():
-                _deal(found, name, column, ends)
+            starts += plan.start.take(slices)
+        found: list[Row] = [{} for _ in range(len(numbers))]
+        for name, column in self._tokens.items():
+            tokens = column.take(starts, lengths)
+            if name == ATTENTION_MASK:
+                check_mask(tokens, f"one of the rows {', '.join(map(str, numbers[:5].tolist()))}")
+            else:
+                _deal(found, name, tokens, token_ends)
+        _deal(found, SEQ_LENGTHS, lengths, value_ends)
+        for name, values in self._values.items():
+            _deal(found, name, values.take(documents), value_ends)
         return found
 
-    def _row_numbers(self, rows: Sequence[int]) -> np.ndarray:
-        numbers = np.asarray(rows)
-        if not numbers.size and numbers.ndim == 1:
-            return np.empty(0, np.int64)
-        if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
-            raise TypeError(f"row numbers must be integers, got {rows!r}; for several rows at once use __getitems__([...])")
-        size, lowest, highest = len(self), int(numbers.min()), int(numbers.max())
-        if lowest < -size or highest >= size:
-            raise IndexError(f"row {highest if highest >= size else lowest} of a dataset of {size} rows")
-        return np.where(numbers < 0, numbers + size, numbers) if lowest < 0 else numbers
+    def _slices_of(self, numbers: np.ndarray) -> tuple[np.ndarray, list[int], list[int]]:
+        """The slices of rows, one after the other, and how many slices and tokens there are up to the end of each row."""
+        try:
+            stops, token_counts = self._stops.take(numbers), self._token_counts.take(numbers)
+        except IndexError as error:
+            outside = numbers[(numbers < -len(self)) | (numbers >= len(self))]
+            raise IndexError(f"row {outside[0]} of a dataset of {len(self)} rows") from error
+        counts = stops - self._firsts.take(numbers)
+        ends = counts.cumsum()
+        slices = (stops - ends).repeat(counts)
+        slices += np.arange(len(slices))
+        return slices, ends.tolist(), token_counts.cumsum().tolist()
 
     def __repr__(self) -> str:
         return f"PackedDataset({len(self)} rows of {self._plan.capacity}, columns {', '.join(self.column_names)})"
+
+
+def _row_numbers(rows: Sequence[int]) -> np.ndarray:
+    numbers = np.asarray(rows)
+    if not numbers.size and numbers.ndim == 1:
+        return np.empty(0, np.int64)
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
+        raise TypeError(f"row numbers must be integers, got {rows!r}; for several rows at once use __getitems__([...])")
+    return numbers.astype(np.int64, copy=False)
 
 
 def _deal(rows: list[Row], name: str, values: Any, ends: list[int]) -> None:

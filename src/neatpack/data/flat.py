@@ -44,12 +44,11 @@ class NumberColumn:
 
     def take(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """See `Column.take`."""
-        width = self.dtype.itemsize
         chunks, begins = None, starts
         if len(self._firsts) > 2:
             chunks = _chunk_of(self._firsts, starts)
             begins = starts - self._firsts[chunks]
-        return np.frombuffer(self._copier.copy(chunks, begins * width, lengths * width), self.dtype)
+        return np.frombuffer(self._copier.copy(chunks, begins, lengths), self.dtype)
 
     def whole(self) -> np.ndarray:
         """All values, copied."""

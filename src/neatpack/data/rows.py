@@ -26,8 +26,7 @@ def gather(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.nd
         starts: `[N]` first position of each slice.
         lengths: `[N]` positions in each slice.
     """
-    begins, sizes = (numbers.astype(np.int64) * values.itemsize for numbers in (starts, lengths))
-    return np.frombuffer(SliceCopier([values]).copy(None, begins, sizes), values.dtype)
+    return np.frombuffer(SliceCopier([values]).copy(None, starts, lengths), values.dtype)
 
 
 def row_batches(
