@@ -4,12 +4,13 @@ Documents in a memory-mapped Arrow file, planned into rows of 2048 tokens, drawn
 draws them. Four ways are timed in turn, so that a drift of the machine hits all alike: `PackedDataset.__getitems__` (rows as
 dicts, boundaries included), its inner `take` alone, an Arrow `take` of the documents, and the least that any way has to do: a
 call of memcpy for each document, in a loop in C that somebody else has prepared. memcpy copies a million tokens in one piece,
-from a random place into memory that is mapped already. Batches are drawn from more memory than any cache holds. Ratios are
-bandwidth over memcpy's, in CPU time, by the best of several runs.
+from a random place into memory that is mapped already. A turn is eight calls one after the other, as a worker makes them;
+their mean counts. No batch is one that another way has just brought into the cache, and batches are drawn from more memory
+than any cache holds. Ratios are bandwidth over memcpy's, in CPU time, by the best of several turns.
 
 What limits: memcpy of one piece reads ahead, and a copy a document begins with a miss of the cache and of the page table, so
-that even the loop in C comes to a third or half of memcpy where documents are short. What Python adds is a fixed time a call
-and about half a microsecond a row for its dict and arrays.
+that even the loop in C comes to half of memcpy where documents are short. What Python adds is a fixed time a call (some twenty
+calls of NumPy), a third of a microsecond a document, and a microsecond a row for its dict and two arrays.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from neatpack import PackedDataset, lengths_of, plan_rows
 
 CAPACITY = 2048
 PIECE = 1 << 20
-DRAWN_ROWS = 1 << 13
+DRAWN_ROWS = 1 << 14
+CALLS_A_TURN = 8
 LENGTHS = {
     "about 390": lambda rng, tokens: np.minimum(rng.lognormal(5.5, 1.0, tokens // 400).astype(np.int32) + 1, CAPACITY),
     "2048 each": lambda rng, tokens: np.full(tokens // CAPACITY, CAPACITY, np.int32),
@@ -45,12 +47,12 @@ def write_source(path: Path, lengths: np.ndarray, chunks: int) -> None:
 
 
 def best_rates(ways: dict[str, Callable[[], int]], repeats: int) -> dict[str, float]:
-    """Most tokens a CPU second of each way, each called in turn and returning the tokens it moved."""
+    """Most tokens a CPU second of each way, each called in its turn and returning the tokens it moved."""
     rates = dict.fromkeys(ways, 0.0)
     for _ in range(repeats):
         for name, way in ways.items():
             begin = time.process_time()
-            tokens = way()
+            tokens = sum(way() for _ in range(CALLS_A_TURN))
             rates[name] = max(rates[name], tokens / (time.process_time() - begin))
     return rates
 
@@ -81,8 +83,8 @@ def measure(dataset: PackedDataset, path: Path, batch_rows: int, repeats: int) -
     target = np.zeros(PIECE, np.int32)
     begins = rng.integers(0, len(tokens) - PIECE, len(batches)).tolist()
 
-    def in_turn(way: Callable[[int], object], count: int | None = None) -> Callable[[], int]:
-        turns = iter(range(10**9))
+    def in_turn(nth: int, way: Callable[[int], object], count: int | None = None) -> Callable[[], int]:
+        turns = iter(range(nth * CALLS_A_TURN, 10**9))
 
         def once() -> int:
             at = next(turns) % len(batches)
@@ -92,11 +94,11 @@ def measure(dataset: PackedDataset, path: Path, batch_rows: int, repeats: int) -
         return once
 
     ways = {
-        "__getitems__": in_turn(lambda at: dataset.__getitems__(batches[at])),
-        "take": in_turn(lambda at: column.take(*drawn[at])),
-        "Arrow take": in_turn(lambda at: lists.take(documents[at])),
-        "[limit] memcpy a document, in C": in_turn(lambda at: loops[at]()),
-        "[limit] memcpy": in_turn(lambda at: np.copyto(target, tokens[begins[at] : begins[at] + PIECE]), PIECE),
+        "__getitems__": in_turn(0, lambda at: dataset.__getitems__(batches[at])),
+        "take": in_turn(1, lambda at: column.take(*drawn[at])),
+        "Arrow take": in_turn(2, lambda at: lists.take(documents[at])),
+        "[limit] memcpy a document, in C": in_turn(3, lambda at: loops[at]()),
+        "[limit] memcpy": in_turn(4, lambda at: np.copyto(target, tokens[begins[at] : begins[at] + PIECE]), PIECE),
     }
     return best_rates(ways, repeats)
 
@@ -104,7 +106,7 @@ def measure(dataset: PackedDataset, path: Path, batch_rows: int, repeats: int) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, default=60_000_000)
-    parser.add_argument("--repeats", type=int, default=200)
+    parser.add_argument("--repeats", type=int, default=40)
     options = parser.parse_args()
     print("| of memcpy | M tokens per CPU s | way | rows a batch | tokens a document | chunks of the source |")
     print("|---|---|---|---|---|---|")
