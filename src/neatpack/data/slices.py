@@ -59,7 +59,7 @@ class SliceCopier:
         """
         if len(lengths) <= FEW_SLICES:
             return self._join(chunks, begins, lengths)
-        begins, sizes = (np.multiply(numbers, self._width, dtype=np.int64) for numbers in (begins, lengths))
+        begins, sizes = (numbers.astype(np.int64) * self._width for numbers in (begins, lengths))
         ends = begins + sizes
         room = (self._sizes[0] if chunks is None else self._sizes[chunks]) - ends
         if int(sizes.min()) < 0 or int((begins | room).min()) < 0:
