@@ -15,6 +15,18 @@ A message says what, where (file, row, segment), what it got, what it expected, 
 
 from __future__ import annotations
 
+__all__ = [
+    "ContractError",
+    "MetadataError",
+    "MetadataOverflowError",
+    "MetadataTypeError",
+    "MissingDependencyError",
+    "PackError",
+    "PlanError",
+    "SourceError",
+    "StoreError",
+]
+
 
 class PackError(Exception):
     """Base of every neatpack error: catch this to catch them all."""

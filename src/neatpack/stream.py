@@ -10,6 +10,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 from neatpack.data.lane import Row
 from neatpack.data.stream import RowStream
 
+__all__ = ["PackedStream"]
+
 
 class PackedStream(RowStream, IterableDataset[Row]):
     """Packed rows from a source without random access: an iterable dataset for DataLoader and `StatefulDataLoader`.

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
+__all__ = ["PackedLoss", "PackedLossMixin"]
+
 _WAYS_OUT = "Use PackedCollator as the data_collator, with remove_unused_columns=False."
 
 
@@ -62,6 +64,7 @@ class PackedLoss:
     Raises:
         ContractError: no per-document reduction (when made), outputs without logits, labels that are no packed labels, or a
             per-document reduction without boundaries (when called).
+        MetadataError: a smoothing or z-loss weight out of range (when made), or what `packed_cross_entropy` refuses.
     """
 
     reduction: Reduction = "token"
@@ -120,7 +123,7 @@ class PackedLoss:
         Args:
             outputs: the model's, with logits `[B, S, V]` of every position.
             labels: `[B, S]` aligned labels.
-            params: the batch's metadata.
+            params: the batch's metadata (form A).
             num_items: divisor of the optimizer step (the sum of `items`); None takes that of this batch.
 
         Returns:
@@ -150,7 +153,7 @@ class PackedLoss:
         return total
 
     def items(self, labels: torch.Tensor, params: PackedSeqParams) -> torch.Tensor:
-        """Count what a batch adds to the divisor of its optimizer step; a scalar, float64."""
+        """Count what a batch adds to the divisor of its optimizer step; a scalar as of `count_items`."""
         return count_items(labels, params, reduction=self.reduction)
 
 
@@ -159,18 +162,22 @@ class PackedLossMixin(_Base):  # type: ignore[misc]
 
     The model's own loss is never computed, and metrics that a subclass computes inside `compute_loss` are not either.
 
-    Example:
-        class PackedTrainer(PackedLossMixin, Trainer):
-            pass
-
-        trainer = PackedTrainer(
-            model, args, train_dataset=rows, data_collator=PackedCollator(), packed_loss=PackedLoss(reduction="document")
-        )
+    Args:
+        *args: the Trainer's.
+        packed_loss: what to compute; None is `PackedLoss()`, a mean over tokens.
+        **kwargs: the Trainer's.
 
     Raises:
         ContractError: a setting that would compute another loss (another `compute_loss_func`, the Trainer's own label
             smoothing) or count documents wrongly (`nn.DataParallel`, context or sequence parallelism), or a batch without
             boundaries.
+
+    Example:
+        >>> class PackedTrainer(PackedLossMixin, Trainer):                        # doctest: +SKIP
+        ...     pass
+        >>> trainer = PackedTrainer(                                              # doctest: +SKIP
+        ...     model, args, train_dataset=rows, data_collator=PackedCollator(), packed_loss=PackedLoss(reduction="document")
+        ... )
     """
 
     def __init__(self, *args: Any, packed_loss: PackedLoss | None = None, **kwargs: Any) -> None:

@@ -16,6 +16,8 @@ from neatpack.planning.lengths import check_lengths, fingerprint_lengths
 from neatpack.planning.options import check_align, check_choice, check_number
 from neatpack.planning.plan import PackPlan, PlanCounts
 
+__all__ = ["plan_groups"]
+
 
 class _Groups(NamedTuple):
     """Documents in group order `[D]`, the groups' offsets into them `[G+1]`, and each group's id `[G]`."""
@@ -52,8 +54,8 @@ def plan_groups(
         A plan of documents, as `plan_rows` makes it; `lower_bound` is that of whole groups.
 
     Raises:
-        PlanError: lengths or options that no plan can honour, an empty document (half a pair is none), or an overlong
-            group under `overflow="error"`.
+        PlanError: lengths, ids or options that no plan can honour, an empty document (half a pair is none), groups of several
+            sizes under `max_docs_per_row`, or an overlong group under `overflow="error"`.
 
     Example:
         >>> plan = plan_groups([5, 3, 4, 2, 2, 1], [0, 0, 1, 1, 2, 2], capacity=11)

@@ -24,3 +24,27 @@ from neatpack.train.context_parallel.offsets import zigzag_ring_offsets as zigza
 from neatpack.train.context_parallel.shard import ContextShard as ContextShard
 from neatpack.train.context_parallel.shard import Pieces as Pieces
 from neatpack.train.context_parallel.shard import shard_params as shard_params
+
+__all__ = [
+    "ContextShard",
+    "Pieces",
+    "Scheme",
+    "context_parallel_attention",
+    "contiguous_indices",
+    "gather_tensor",
+    "inverse_indices",
+    "llama3_offsets",
+    "pad_batch",
+    "padding_to",
+    "per_document_zigzag_indices",
+    "process_group",
+    "recurrent_context",
+    "shard_batch",
+    "shard_params",
+    "shard_tensor",
+    "sum_gradients",
+    "thd_offsets",
+    "thd_position_ids",
+    "zigzag_indices",
+    "zigzag_ring_offsets",
+]
