@@ -109,7 +109,7 @@ def to_mask_dict(
         `full_attention` and `sliding_attention`, each `[B, 1, S, S]`.
 
     Raises:
-        MetadataError: masks above `max_bytes`, or a window below 1.
+        MetadataError: masks above `max_bytes`, a window below 1, or a dtype that is not floating.
     """
     each = max_bytes // 2
     windows = {"full_attention": None, "sliding_attention": window}

@@ -31,6 +31,7 @@ def doc_ids_from_seq_lengths(seq_lengths: Sequence[Lengths], row_length: int | N
     Raises:
         MetadataError: a length below 1, or a row that holds more than `row_length` tokens; names row and index.
         MetadataTypeError: lengths that are not integers.
+        MetadataOverflowError: a document of more tokens than int32 offsets count.
 
     Example:
         >>> doc_ids_from_seq_lengths([[2, 3], [1, 2, 3]], row_length=6).tolist()

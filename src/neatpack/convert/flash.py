@@ -46,7 +46,10 @@ def to_fa2(
         `[0, 2, 5, 6, 7, 9, 12]` and 3 on the worked example.
 
     Raises:
-        MetadataError: offsets that do not fit the map, more segments than `pad_segments_to`, or a bad option.
+        MetadataError: offsets that do not fit the map (checked on the CPU), more segments than `pad_segments_to`, or a window
+            or rounding below 1.
+
+    Source: `flash_attn/flash_attn_interface.py` of flash-attention.
     """
     offsets, longest = _offsets(params, pad_segments_to, round_max_seqlen_to)
     return {**_shared(offsets, longest), "causal": True, "window_size": _window(window, unlimited=-1)}
@@ -75,6 +78,8 @@ def to_fa3(
 
     Raises:
         MetadataError: what `to_fa2` refuses.
+
+    Source: `hopper/flash_attn_interface.py` of flash-attention.
     """
     if form == "A":
         return to_fa2(params, window=window, pad_segments_to=pad_segments_to, round_max_seqlen_to=round_max_seqlen_to)
@@ -107,6 +112,8 @@ def to_fa4(
 
     Raises:
         MetadataError: what `to_fa2` refuses.
+
+    Source: `flash_attn/cute/interface.py` of flash-attention.
     """
     arguments = to_fa3(params, form=form, pad_segments_to=pad_segments_to, round_max_seqlen_to=round_max_seqlen_to)
     return {**arguments, "window_size": _window(window, unlimited=None)}
@@ -153,6 +160,8 @@ def to_attention_mask_in_length(params: PackedSeqParams) -> torch.Tensor:
 
     Raises:
         MetadataError: padding before a document of its row, whose place lengths alone cannot say.
+
+    Source: `flash_attn/bert_padding.py` of flash-attention.
     """
     documents, lengths = segment_documents(params), segment_lengths(params)
     rows = params.cu_seqlens[:-1].long() // max(params.doc_ids.shape[1], 1)
@@ -181,6 +190,13 @@ def unpad(tensor: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
 
 def pad(tensor: torch.Tensor, indices: torch.Tensor, batch: int, length: int, *, fill: float = 0) -> torch.Tensor:
     """Scatter real tokens (form B) back: `[n_real, ...]` to `[batch, length, ...]`, `fill` on the padding; differentiable.
+
+    Args:
+        tensor: `[n_real, ...]`, one entry a real token.
+        indices: `[n_real]`, from `unpad_params`.
+        batch: B.
+        length: S.
+        fill: what padded positions hold.
 
     Raises:
         MetadataError: another number of tokens than of indices.

@@ -23,6 +23,8 @@ def to_flashinfer(params: PackedSeqParams, *, window: int | None = None) -> dict
 
     Raises:
         MetadataError: a window below 1.
+
+    Source: `flashinfer/prefill.py` of FlashInfer.
     """
     check_window(window)
     return {

@@ -49,9 +49,10 @@ def doc_ids_from_cu_seqlens(
         `[B, S] int64` on the CPU, documents numbered from 1 in each row.
 
     Raises:
-        MetadataError: offsets that do not start at 0 or do not increase, a document that straddles two rows, a real length
-            that its slot cannot hold, or a padding segment that does not exist.
-        MetadataTypeError: offsets that are not integers.
+        MetadataError: offsets that do not start at 0, do not increase or end past `total_tokens`; rows that the tokens do not
+            fill, or a segment that straddles two; another number of real lengths than of slots, or one that its slot cannot
+            hold; or a padding segment that does not exist.
+        MetadataTypeError: offsets or real lengths that are not integers.
 
     Example:
         >>> doc_ids_from_cu_seqlens([0, 2, 5, 6, 7, 9, 12], row_length=6, padding_segments=[2]).tolist()
@@ -99,7 +100,8 @@ def doc_ids_from_position_ids(position_ids: torch.Tensor, attention_mask: torch.
 
     Raises:
         MetadataError: axes that differ (multimodal positions), or one that repeats or falls, but to no start; without
-            a mask, a row that ends by repeating one position, where padding and one-token documents look alike.
+            a mask, a row that ends by repeating one position, where padding and one-token documents look alike; positions or
+            a mask of another shape.
         MetadataTypeError: None, or not integers.
 
     Example:
@@ -136,8 +138,8 @@ def doc_ids_from_indexed_mask(attention_mask: torch.Tensor, *, single_document: 
 
     Raises:
         MetadataError: a mask of only zeros; of only zeros and ones (unless `single_document`), which is also what a padding
-            mask without boundaries looks like; a negative index, or one that comes back after another.
-        MetadataTypeError: a bool or float mask, which has lost the indices.
+            mask without boundaries looks like; a negative index, or one that comes back after another; another shape.
+        MetadataTypeError: no tensor, or a bool or float mask, which has lost the indices.
 
     Example:
         >>> doc_ids_from_indexed_mask(torch.tensor([[7, 7, 9, 9, 9, 0]])).tolist()
@@ -183,7 +185,7 @@ def doc_ids_from_eos(
 
     Raises:
         MetadataError: a row with real tokens and no EOS among them; without a mask, two EOS side by side, where padding and
-            empty documents look alike, or a `pad_token_id` that is EOS.
+            empty documents look alike, or a `pad_token_id` that is EOS; tokens or a mask of another shape.
         MetadataTypeError: `input_ids` that are not integers.
 
     Example:

@@ -21,6 +21,11 @@ def to_segment_ids(params: PackedSeqParams) -> np.ndarray:
     """Convert to segment ids (form A, by row): `[B, S] int32`, documents 1, 2, ... in each row, 0 for padding.
 
     A well-formed `doc_ids` comes back unchanged. On an accelerator this copies to the host.
+
+    Example:
+        >>> from neatpack.packed_seq import packed_seq_params_from_doc_ids
+        >>> to_segment_ids(packed_seq_params_from_doc_ids(torch.tensor([[7, 7, 9, 9, 9, 0], [1, 2, 2, 3, 3, 3]]))).tolist()
+        [[1, 1, 2, 2, 2, 0], [1, 2, 2, 3, 3, 3]]
     """
     return document_numbers(params).cpu().numpy().astype(np.int32)
 
@@ -50,6 +55,8 @@ def to_maxtext(params: PackedSeqParams) -> dict[str, np.ndarray]:
     Returns:
         `inputs_segmentation`, `inputs_position`, `targets_segmentation`, `targets_position`. On the worked example the safe
         targets are `[[1, 0, 2, 2, 0, 0], [0, 2, 0, 3, 3, 0]]`. A target's position is that of the input that predicts it.
+
+    Source: `src/maxtext/input_pipeline` of MaxText.
     """
     segment_ids, positions = to_segment_ids(params), _positions(params)
     return {
@@ -63,8 +70,14 @@ def to_maxtext(params: PackedSeqParams) -> dict[str, np.ndarray]:
 def to_grain(params: PackedSeqParams, feature: str = "inputs") -> dict[str, np.ndarray]:
     """Convert to the keys that grain's packers emit for one feature (form A, by row): `[B, S] int32` each.
 
+    Args:
+        params: the batch's metadata.
+        feature: what the keys begin with.
+
     Returns:
         `<feature>_segment_ids` and `<feature>_positions`.
+
+    Source: `grain/_src/python/dataset/transformations/packing.py` of grain.
     """
     return {f"{feature}_segment_ids": to_segment_ids(params), f"{feature}_positions": _positions(params)}
 
@@ -88,6 +101,12 @@ def to_te_jax(params: PackedSeqParams) -> dict[str, Any]:
 def target_segmentation(segment_ids: np.ndarray) -> np.ndarray:
     """Segment ids of targets that are shifted left by one, 0 wherever the target is not the same document's.
 
+    Args:
+        segment_ids: `[B, S]` integer segment ids of the inputs, 0 for padding (`to_segment_ids`).
+
+    Returns:
+        `[B, S]` in the dtype of `segment_ids`.
+
     Example:
         >>> target_segmentation(np.array([[1, 1, 2, 2, 2, 0], [1, 2, 2, 3, 3, 3]])).tolist()
         [[1, 0, 2, 2, 0, 0], [0, 2, 0, 3, 3, 0]]
@@ -107,7 +126,7 @@ def target_segmentation_kind(inputs: np.ndarray, targets: np.ndarray) -> Literal
         "safe" if no target belongs to another document than its input (also where the two rules agree), else "shifted".
 
     Raises:
-        MetadataError: targets that follow neither rule; names the first place.
+        MetadataError: targets of another shape, or that follow neither rule; names the first place.
     """
     safe, shifted = target_segmentation(inputs), _shifted(inputs)
     if targets.shape != inputs.shape:

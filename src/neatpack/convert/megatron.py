@@ -38,12 +38,14 @@ def to_te(params: PackedSeqParams, *, offsets: Offsets = "slots", window: int | 
         window: sliding window in tokens, the query's own included; None for unlimited.
 
     Returns:
-        `qkv_format`, `attn_mask_type`, `window_size`, the four offset tensors, `max_seqlen_q`, `max_seqlen_kv` (the widest
-        slot) and `pad_between_seqs`. On the worked example `cu_seqlens_q_padded` is `[0, 2, 6, 7, 9, 12]`, the maximum 4, and
-        with "real" `cu_seqlens_q` is `[0, 2, 5, 6, 8, 11]`.
+        `qkv_format`, `attn_mask_type`, `window_size`, four offset tensors `[N+1] int32`, `max_seqlen_q`, `max_seqlen_kv` (the
+        widest slot) and `pad_between_seqs`. On the worked example `cu_seqlens_q_padded` is `[0, 2, 6, 7, 9, 12]`, the maximum
+        4, and with "real" `cu_seqlens_q` is `[0, 2, 5, 6, 8, 11]`.
 
     Raises:
         MetadataError: an unknown recipe, or a window below 1.
+
+    Source: `transformer_engine/pytorch/attention/dot_product_attention/dot_product_attention.py` of TransformerEngine.
     """
     check_window(window)
     window_size = (-1, 0) if window is None else (window - 1, 0)
@@ -79,6 +81,7 @@ def to_megatron(params: PackedSeqParams, *, offsets: Offsets = "slots", require:
         require: fields that the class must have; name `seq_idx` if the model has recurrent layers.
 
     Raises:
+        MetadataError: an unknown recipe.
         ContractError: the class lacks a field without which boundaries would be lost, or one of `require`.
         MissingDependencyError: megatron-core is not installed; `to_megatron_fields` works without it.
 

@@ -70,6 +70,10 @@ def to_nested(params: PackedSeqParams, values: torch.Tensor, *, form: Literal["A
 def from_nested(params: PackedSeqParams, nested: torch.Tensor) -> torch.Tensor:
     """Bring a nested tensor `[N, j, ...]` of form A back to the batch `[B, S, ...]`; the inverse of `to_nested`.
 
+    Args:
+        params: the batch's metadata.
+        nested: `[N, j, ...]`, one component a segment.
+
     Raises:
         MetadataError: a nested tensor that does not hold every token of this batch.
     """

@@ -31,7 +31,9 @@ def to_fla(params: PackedSeqParams, *, include_cpu: bool = False) -> dict[str, A
             accelerator this is a sync itself: convert on the CPU.
 
     Returns:
-        `cu_seqlens [N+1] int32`; `[0, 2, 5, 6, 7, 9, 12]` on the worked example.
+        `cu_seqlens [N+1] int32`, and `cu_seqlens_cpu` if asked for; `[0, 2, 5, 6, 7, 9, 12]` on the worked example.
+
+    Source: `fla/ops/utils/index.py` of flash-linear-attention.
     """
     arguments = {"cu_seqlens": params.cu_seqlens}
     return {**arguments, "cu_seqlens_cpu": params.cu_seqlens.cpu()} if include_cpu else arguments
@@ -53,6 +55,8 @@ def to_seq_idx(params: PackedSeqParams, *, pad: Literal["keep", -1] = "keep", fl
 
     Raises:
         MetadataError: another number for padding, which could be taken for a document's.
+
+    Source: `causal_conv1d/causal_conv1d_interface.py` of causal-conv1d.
     """
     if pad not in ("keep", -1):
         raise MetadataError(f'pad is {pad!r}; use "keep" for a number of its own, or -1, which the kernels know as padding.')
@@ -65,11 +69,18 @@ def to_mamba2(params: PackedSeqParams, *, pad: Literal["keep", -1] = "keep", fla
     Warns above 61,000 tokens a row, where the kernels' 32-bit offsets have corrupted states: pack shorter rows, or leave
     the batch `[B, S]` instead of flattening it.
 
+    Args:
+        params: the batch's metadata.
+        pad: as in `to_seq_idx`.
+        flat: as in `to_seq_idx`.
+
     Returns:
-        `seq_idx [B, S]` or `[1, B*S] int32`.
+        `seq_idx`, `[B, S] int32`, or `[1, B*S] int32` when flat.
 
     Raises:
         MetadataError: what `to_seq_idx` refuses.
+
+    Source: `mamba_ssm/modules/mamba2.py` of mamba.
     """
     seq_idx = to_seq_idx(params, pad=pad, flat=flat)
     if seq_idx.shape[1] > MAMBA2_SAFE_TOKENS:

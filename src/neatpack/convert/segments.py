@@ -98,7 +98,15 @@ def document_numbers(params: PackedSeqParams) -> torch.Tensor:
 
 
 def position_ids(params: PackedSeqParams, start: int = 0) -> torch.Tensor:
-    """Number the tokens of every segment (form A) from `start`, padding runs too: `[B, S] int64`."""
+    """Number the tokens of every segment (form A) from `start`, padding runs too: `[B, S] int64`.
+
+    Args:
+        params: the batch's metadata.
+        start: the first position of a document; `padding_idx + 1` for models of the RoBERTa kind.
+
+    Returns:
+        Positions on the device of the params; `[[0, 1, 0, 1, 2, 0], [0, 0, 1, 0, 1, 2]]` on the worked example.
+    """
     tokens = torch.arange(start, start + params.doc_ids.numel(), device=params.cu_seqlens.device)
     return tokens.reshape(params.doc_ids.shape) - _per_segment(params, params.cu_seqlens[:-1].long())
 
@@ -113,6 +121,9 @@ def first_keys(params: PackedSeqParams, *, window: int | None = None, pad_self: 
 
     Returns:
         `[B, S] int32` positions within the row; `[[0, 0, 2, 2, 2, 6], [0, 1, 1, 3, 3, 3]]` on the worked example.
+
+    Raises:
+        MetadataError: a window below 1.
     """
     check_window(window)
     batch, length = params.doc_ids.shape
@@ -130,7 +141,11 @@ def unpad_params(params: PackedSeqParams) -> Unpadded:
     On an accelerator this reports to the host.
 
     Example:
-        indices `[0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11]` and `params.cu_seqlens [0, 2, 5, 6, 8, 11]` on the worked example.
+        >>> from neatpack.packed_seq import packed_seq_params_from_doc_ids
+        >>> params = packed_seq_params_from_doc_ids(torch.tensor([[1, 1, 2, 2, 2, 0], [1, 2, 2, 3, 3, 3]]))
+        >>> real = unpad_params(params)
+        >>> real.indices.tolist(), real.params.cu_seqlens.tolist()
+        ([0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11], [0, 2, 5, 6, 8, 11])
     """
     lengths, real = segment_lengths(params), segment_documents(params) != 0
     keep = torch.repeat_interleave(real, lengths, output_size=params.doc_ids.numel())
@@ -154,7 +169,11 @@ def slots(params: PackedSeqParams) -> Slots:
     On an accelerator this reports to the host.
 
     Example:
-        `cu_seqlens [0, 2, 6, 7, 9, 12]`, `lengths [2, 3, 1, 2, 3]`, widest slot 4, longest document 3.
+        >>> from neatpack.packed_seq import packed_seq_params_from_doc_ids
+        >>> params = packed_seq_params_from_doc_ids(torch.tensor([[1, 1, 2, 2, 2, 0], [1, 2, 2, 3, 3, 3]]))
+        >>> layout = slots(params)
+        >>> layout.cu_seqlens.tolist(), layout.lengths.tolist(), layout.max_slot, layout.max_length
+        ([0, 2, 6, 7, 9, 12], [2, 3, 1, 2, 3], 4, 3)
     """
     starts, real = params.cu_seqlens[:-1], segment_documents(params) != 0
     opens = real | (starts % max(params.doc_ids.shape[1], 1) == 0)

@@ -16,6 +16,8 @@ def to_torchtitan(params: PackedSeqParams) -> dict[str, Any]:
     Returns:
         `cu_seq_q`, `cu_seq_k` (one `[N+1] int32` tensor), `max_q`, `max_k`; `[0, 2, 5, 6, 7, 9, 12]` and 3 on the worked
         example.
+
+    Source: `torchtitan/models/common/attention.py` of torchtitan.
     """
     longest = params.max_seqlen
     return {"cu_seq_q": params.cu_seqlens, "cu_seq_k": params.cu_seqlens, "max_q": longest, "max_k": longest}
@@ -30,6 +32,8 @@ def to_olmo(params: PackedSeqParams) -> dict[str, Any]:
     Returns:
         `doc_lens [B, most segments in a row] int32` and `max_doc_lens`, the longest of each row, Python ints;
         `[[2, 3, 1], [1, 2, 3]]` and `[3, 3]` on the worked example.
+
+    Source: `src/olmo_core/nn/attention/ring.py` of OLMo-core.
     """
     batch, length = params.doc_ids.shape
     starts = params.cu_seqlens[:-1].long()
