@@ -26,6 +26,8 @@ from neatpack.planning.store import save_plan as save_plan
 from neatpack.planning.stream import StreamPlanner as StreamPlanner
 
 Strategy = Literal["best_fit", "in_order", "wrapped"]
+"""How `plan_rows` puts documents into rows."""
+
 STRATEGIES = ("best_fit", "in_order", "wrapped")
 
 __all__ = [
@@ -84,6 +86,9 @@ def plan_rows(
         >>> plan = plan_rows([5, 3, 4, 2, 2], capacity=8)
         >>> [[slice_.doc for slice_ in row] for row in plan]
         [[0, 1], [2, 3, 4]]
+
+    Source: the lower bound is L2 of S. Martello and P. Toth, Lower bounds and reduction procedures for the bin packing problem
+    (1990).
     """
     check_choice("strategy", strategy, STRATEGIES)
     check_choice("overflow policy", overflow, POLICIES)

@@ -11,6 +11,8 @@ from neatpack.errors import PlanError
 from neatpack.planning.plan import PlanCounts
 
 Overflow = Literal["error", "drop", "truncate", "split"]
+"""What to do with a document longer than a row; see `plan_rows`."""
+
 POLICIES = ("error", "drop", "truncate", "split")
 
 
@@ -41,7 +43,8 @@ def apply_overflow(lengths: np.ndarray, capacity: int, overflow: Overflow, first
         first_doc: what the message calls the first document.
 
     Raises:
-        PlanError: a document is longer than `capacity` and the policy is "error"; names the first such documents.
+        PlanError: a document is longer than `capacity` and the policy is "error", which names the first of them; or "split"
+            would make more pieces than a plan counts.
     """
     given = {
         "documents": len(lengths),

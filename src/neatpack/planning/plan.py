@@ -15,7 +15,13 @@ _BLOCK = 1 << 13  # rows copied at a time, so that temporaries stay small
 
 
 class Slice(NamedTuple):
-    """A run of tokens of one document: `document[start : start + length]`."""
+    """A run of tokens of one document: `document[start : start + length]`.
+
+    Attributes:
+        doc: number of the document in the lengths given.
+        start: its first token within the document.
+        length: its tokens.
+    """
 
     doc: int
     start: int
@@ -38,8 +44,10 @@ class PlanCounts:
         documents: documents given.
         tokens: tokens given.
         empty: documents of length zero; they are placed in no row.
-        dropped: documents left out by `overflow="drop"`, and `dropped_tokens` their tokens.
-        truncated: documents cut by `overflow="truncate"`, and `truncated_tokens` the tokens cut off.
+        dropped: documents left out by `overflow="drop"`.
+        dropped_tokens: their tokens.
+        truncated: documents cut by `overflow="truncate"`.
+        truncated_tokens: the tokens cut off.
         split: documents that lie in more than one piece (`overflow="split"`, or cut at a row end by `wrapped`).
     """
 
@@ -64,7 +72,7 @@ class PackPlan:
         capacity: tokens a row can hold.
         row_offsets: `[R+1] int64`.
         doc: `[N] int32` index into the lengths given.
-        start: `[N]` first token of the slice; all zero, and then no memory, where no document was split.
+        start: `[N]` integer, first token of the slice; all zero, and then no memory, where no document was split.
         length: `[N] int32` tokens of the slice.
         lower_bound: fewest rows that any plan of these pieces can have (Martello and Toth's L2 where documents stay
             whole, tokens over capacity where they are cut).
@@ -166,7 +174,7 @@ class PackPlan:
             lengths: tokens of each document of the source, as for `plan_rows`.
 
         Raises:
-            PlanError: the plan was made from other lengths, or from lengths that were never all known.
+            PlanError: what is given are no lengths, or the plan was made from others, or from lengths never all known.
         """
         array = check_lengths(lengths)
         if not self.fingerprint:

@@ -31,6 +31,13 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)  # every member's time stamp, so that equal plans
 def save_plan(plan: PackPlan, path: str | os.PathLike[str]) -> None:
     """Write a plan to `path` (customarily `.npz`); a file there is replaced at once, and never half.
 
+    Args:
+        plan: what to write.
+        path: where to, in a folder that exists.
+
+    Raises:
+        OSError: the file cannot be written.
+
     Example:
         >>> save_plan(plan_rows([5, 3, 4, 2, 2], capacity=8), "plan.npz")
         >>> plan = load_plan("plan.npz")
