@@ -62,7 +62,8 @@ def varlen_attention(
         `[T, H, Dv]`. Segment `k` is what it would be alone.
 
     Raises:
-        MetadataError: offsets that do not describe the input, or a longest segment above `max_seqlen`.
+        MetadataError: tensors of other shapes, a window below 1, offsets or a plan that do not describe the input, or a
+            longest segment above `max_seqlen`.
         MetadataTypeError: `cu_seqlens` is no int32 tensor.
 
     Example:
@@ -122,6 +123,11 @@ def dense_attention(
 
     Returns:
         `[B, H, S, Dv]`.
+
+    Example:
+        >>> q, kv = torch.randn(2, 4, 6, 8), torch.randn(2, 2, 6, 8)
+        >>> dense_attention(q, kv, kv).shape
+        torch.Size([2, 4, 6, 8])
     """
     causal = causal and mask is None and query.shape[2] > 1
     if softcap is not None or sinks is not None:

@@ -43,6 +43,10 @@ def varlen_op(
 
     Returns:
         `[T, H, Dv]`.
+
+    Raises:
+        MetadataError: offsets that do not run from 0 to T.
+        MetadataTypeError: `cu_seqlens` is no int32 tensor.
     """
     kind = query.device.type
     if torch.is_autocast_enabled(kind):  # autocast casts the arguments of torch's own attention, and knows nothing of this one
@@ -57,16 +61,26 @@ def varlen_op(
 
 
 def checked_offsets(cu_seqlens: torch.Tensor, num_tokens: int, max_seqlen: int) -> torch.Tensor:
-    """Check form A offsets when they are real, and return them.
+    """Check form A offsets when they are real, and return a copy of them.
+
+    Args:
+        cu_seqlens: `[N+1] int32`, form A; repeated offsets are empty segments.
+        num_tokens: T, the length of the flattened batch.
+        max_seqlen: at least the length of the longest segment.
 
     Raises:
         MetadataError: offsets that do not describe `num_tokens` tokens, or a segment longer than `max_seqlen`.
+        MetadataTypeError: `cu_seqlens` is no int32 tensor.
     """
     return cast(torch.Tensor, torch.ops.neatpack.checked_offsets(cu_seqlens, num_tokens, max_seqlen))
 
 
 def refuse_short_maximum(longest: int, max_seqlen: int) -> None:
-    """Refuse a `max_seqlen` with which a kernel would leave out keys."""
+    """Refuse a `max_seqlen` with which a kernel would leave out keys.
+
+    Raises:
+        MetadataError: the longest segment has more tokens.
+    """
     if longest > max_seqlen:
         raise MetadataError(
             f"max_seqlen is {max_seqlen}, but the longest segment has {longest} tokens: a kernel would leave out keys. "

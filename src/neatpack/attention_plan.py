@@ -75,9 +75,17 @@ def plan_segments(cu_seqlens: torch.Tensor, num_tokens: int, *, device: torch.de
         num_tokens: T, the length of the flattened batch that the offsets must cover exactly.
         device: where the queries live; the offsets' own device by default.
 
+    Returns:
+        The plan, with its index tensors on `device`.
+
     Raises:
         MetadataTypeError: `cu_seqlens` is no int32 tensor.
         MetadataError: not 1-D, empty, decreasing, or not running from 0 to T.
+
+    Example:
+        >>> plan = plan_segments(torch.tensor([0, 2, 5, 6, 7, 9, 12], dtype=torch.int32), 12)
+        >>> plan.longest, [(group.length, group.starts) for group in plan.groups]
+        (3, [(2, (0, 7)), (3, (2, 9)), (1, (5, 6))])
     """
     offsets = _checked_offsets(cu_seqlens, num_tokens)
     starts_by_length: dict[int, list[int]] = {}

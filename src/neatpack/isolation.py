@@ -41,7 +41,13 @@ _METADATA = frozenset({"doc_ids", "packed_seq_params", "position_ids", "use_cach
 
 @dataclass(frozen=True)
 class Document:
-    """Where a document lies: tokens `[start, start + length)` of `row`."""
+    """Where a document lies: tokens `[start, start + length)` of `row`.
+
+    Attributes:
+        row: number of its row in the batch.
+        start: its first position within the row.
+        length: its tokens.
+    """
 
     row: int
     start: int
@@ -58,7 +64,13 @@ class Document:
 
 @dataclass(frozen=True)
 class Leak:
-    """A document whose logits moved: because `source` changed, or (None) against the document run alone."""
+    """A document whose logits moved: because `source` changed, or (None) against the document run alone.
+
+    Attributes:
+        source: index of a document in `IsolationReport.documents`, or None.
+        target: index of the document that moved.
+        size: its largest change of a logit.
+    """
 
     source: int | None
     target: int
@@ -230,7 +242,9 @@ def check_isolation(
         The report: `print(report)`, `report.isolated`, `report.raise_if_leaking()`.
 
     Raises:
-        MetadataError: no `input_ids`, no document map, a map that does not fit, or no logits came back.
+        MetadataError: no `input_ids [B, S]` or all the same token, no document map or one that does not fit, `max_documents`
+            below 1, or no logits came back.
+        MetadataTypeError: a document map that holds no integers.
 
     Example:
         >>> report = check_isolation(model, collator(rows))  # doctest: +SKIP

@@ -45,6 +45,8 @@ class PackedSeqParams:
         cu_seqlens: `[num_segments + 1] int32`, contiguous, on the device of `doc_ids`: cumulative token counts.
         max_seqlen: length in tokens of the longest segment, padding runs included; a Python int.
         doc_ids: `[B, S]` integer, the very tensor the metadata was built from; 1-based, 0 is padding.
+
+    On the worked example `cu_seqlens` is `[0, 2, 5, 6, 7, 9, 12]` and `max_seqlen` 3.
     """
 
     cu_seqlens: torch.Tensor
@@ -140,6 +142,9 @@ def validate_doc_ids(doc_ids: torch.Tensor, *, unique: bool = False) -> None:
         MetadataError: not 2-D, a negative index, or (with `unique`) an index that reappears; names row and position.
         MetadataTypeError: not a dense tensor of integers with values.
         MetadataOverflowError: too many tokens for int32 offsets.
+
+    Example:
+        >>> validate_doc_ids(torch.tensor([[1, 1, 2, 2, 2, 0], [1, 2, 2, 3, 3, 3]]), unique=True)
     """
     _check_map(doc_ids)
     ids = _once(doc_ids).detach().cpu().numpy()
