@@ -25,6 +25,8 @@ def collator_for(model: torch.nn.Module, **options: Any) -> PackedCollator:
     Raises:
         ContractError: the model cannot be packed as it is (see `contract_for`) or not in rows of that length, or what the
             contract decides was given.
+        MetadataError: options that `PackedCollator` refuses.
+        MissingDependencyError: transformers is not installed.
 
     Example:
         >>> trainer = Trainer(model, args, train_dataset=rows, data_collator=collator_for(model))  # doctest: +SKIP

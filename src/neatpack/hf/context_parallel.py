@@ -101,6 +101,7 @@ def context_parallel(model: Any, group: Group, *, scheme: Scheme = "zigzag") -> 
     Raises:
         ContractError: layers that mix tokens by other means than full or sliding-window attention, or a model that cannot
             change its attention.
+        MetadataError: a group that is none, or a mesh of several dimensions.
         MissingDependencyError: transformers is not installed.
 
     Example:

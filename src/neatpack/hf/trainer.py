@@ -40,7 +40,9 @@ def require_isolation(
         The report. Its verdict is `inconclusive` where no row holds two documents: such a batch proves nothing.
 
     Raises:
-        ContractError: no contract, no document map in the batch, or documents that move each other.
+        ContractError: no contract, rows longer than it allows, no document map in the batch, or documents of one row that were
+            not shown to stay apart.
+        MissingDependencyError: transformers is not installed.
     """
     contract = contract_for(model)
     if isinstance(batch.get("input_ids"), torch.Tensor):

@@ -56,18 +56,23 @@ class PackedCollator:
         token_columns: columns with one number a token (advantages, reference log-probabilities); each becomes `[B, S]`, padded
             with 0, `int64` or `float32`.
         document_columns: columns with one number a document (`group_ids` of preference pairs, class labels, rewards), in
-            the order of `seq_lengths`; each becomes `[num_docs]` in the order of `document_spans`.
+            the order of `seq_lengths`; each becomes `[num_docs]`, `int64` or `float32`, in the order of `document_spans`.
         ignore_columns: columns of a row to leave out knowingly; any other unknown column is refused by name.
         mask_builder: what makes an `attention_mask` from the batch's `PackedSeqParams`, for models that honour nothing else
             (`neatpack.hf.collator_for` knows which); None, for everyone else, sends no mask.
 
-    Calling it with rows (mappings of lists, arrays or tensors) gives, in this order: `input_ids`, `labels` and
+    A row is a mapping of lists, arrays or tensors: `input_ids`, `seq_lengths`, and if it has them `labels` (aligned) and
+    `loss_mask`, `completion_mask` or `assistant_masks`, whose zeros take tokens out of the labels.
+
+    Calling it with rows gives, in this order: `input_ids`, `labels` and
     `position_ids`, each `[B, S] int64`; `cu_seq_lens_q` and `cu_seq_lens_k` `[N+1] int32` (form A) with `max_length_q`
     and `max_length_k`; and `use_cache=False`, because a cache turns packed masks off in transformers.
 
     Raises:
-        MetadataError: a row without boundaries, or whose columns do not fit each other; names the row of the batch.
+        MetadataError: options that no batch could honour (when made); no rows, a row without boundaries, longer than
+            `row_length`, with a column of no known meaning or whose columns do not fit each other; names the row of the batch.
         MetadataTypeError: a column that is not a flat list of integers.
+        MetadataOverflowError: an id that int64 does not hold, or more tokens than int32 offsets count.
 
     Example:
         >>> first = {"input_ids": [11, 12, 21, 22, 23], "seq_lengths": [2, 3]}

@@ -51,8 +51,8 @@ def token_cross_entropy(
         `[B, S]` losses, float32 (float64 for float64 logits), 0 where there is no target. Differentiable once.
 
     Raises:
-        MetadataError: shapes that do not fit, a target that is no entry of the vocabulary (checked on the CPU in eager
-            mode), or options out of range.
+        MetadataError: shapes or devices that do not fit, a target that is no entry of the vocabulary (checked on the CPU in
+            eager mode), or options out of range; from backward, if it is asked for second derivatives.
         MetadataTypeError: logits that are not floating.
 
     Example:

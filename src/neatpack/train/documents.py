@@ -53,7 +53,7 @@ def document_spans(params: PackedSeqParams) -> DocumentSpans:
         params: the batch's metadata.
 
     Returns:
-        Five tensors on the device of the params.
+        Five `[num_docs] int64` tensors on the device of the params.
 
     Example:
         >>> from neatpack.packed_seq import packed_seq_params_from_doc_ids
@@ -97,7 +97,7 @@ def pool_documents(
 
     Raises:
         MetadataError: shapes that do not fit the metadata, or an unknown `how`.
-        MetadataTypeError: a mean of numbers that are not floating.
+        MetadataTypeError: a mean of numbers that are not floating, or what is given is no tensor.
 
     Example:
         >>> from neatpack.packed_seq import packed_seq_params_from_doc_ids
@@ -158,6 +158,12 @@ def pad_documents(tensor: torch.Tensor, params: PackedSeqParams, fill: float = 0
 
     Raises:
         MetadataError: a tensor whose first axes are not those of the batch.
+
+    Example:
+        >>> from neatpack.packed_seq import packed_seq_params_from_doc_ids
+        >>> params = packed_seq_params_from_doc_ids(torch.tensor([[1, 1, 2, 2, 2, 0]]))
+        >>> pad_documents(torch.tensor([[11, 12, 21, 22, 23, 0]]), params).tolist()
+        [[11, 12, 0], [21, 22, 23]]
     """
     check_batch_shape("tensor", tensor, params)
     spans = document_spans(params)
@@ -182,7 +188,14 @@ def repack_documents(documents: Sequence[torch.Tensor], params: PackedSeqParams,
         `[B, S, ...]` with the dtype and device of the documents.
 
     Raises:
-        MetadataError: another number of documents, or of tokens in one; names row and index.
+        MetadataError: another number of documents, or of tokens in one (names row and index); documents that differ in dtype
+            or further axes; or a batch without documents, whose dtype nobody knows.
+
+    Example:
+        >>> from neatpack.packed_seq import packed_seq_params_from_doc_ids
+        >>> params = packed_seq_params_from_doc_ids(torch.tensor([[1, 1, 2, 2, 2, 0]]))
+        >>> repack_documents([torch.tensor([11, 12]), torch.tensor([21, 22, 23])], params).tolist()
+        [[11, 12, 21, 22, 23, 0]]
     """
     spans = document_spans(params)
     if len(documents) != len(spans):

@@ -93,6 +93,7 @@ def aligned_labels(
 
     Raises:
         MetadataError: shapes that do not fit the metadata.
+        MetadataTypeError: `input_ids` that are no integers.
 
     Example:
         >>> from neatpack.packed_seq import packed_seq_params_from_doc_ids
@@ -158,6 +159,12 @@ def prediction_targets(
     Raises:
         MetadataError: shapes that do not fit the metadata.
         MetadataTypeError: labels that are no integers.
+
+    Example:
+        >>> from neatpack.packed_seq import packed_seq_params_from_doc_ids
+        >>> params = packed_seq_params_from_doc_ids(torch.tensor([[1, 1, 2, 2, 2, 0]]))
+        >>> prediction_targets(torch.tensor([[11, 12, 21, 22, 23, 0]]), params).tolist()
+        [[12, -100, 22, 23, -100, -100]]
     """
     check_batch_shape("labels", labels, params)
     # Widened before the shift: narrow or unsigned labels could not hold ignore_index.
@@ -179,6 +186,10 @@ def count_targets(
 
     Returns:
         `[num_docs] int64` in the order of `document_spans`.
+
+    Raises:
+        MetadataError: shapes that do not fit the metadata.
+        MetadataTypeError: labels that are no integers.
 
     Example:
         >>> from neatpack.packed_seq import packed_seq_params_from_doc_ids
@@ -208,7 +219,15 @@ def check_labels(
         ignore_index: the label that does not count.
 
     Raises:
-        MetadataError: names row and position, what the label is and what it should be.
+        MetadataError: such a label (names row and position, what it is and what it should be), shapes that do not fit the
+            metadata, or an unknown convention.
+        MetadataTypeError: labels or `input_ids` that are no integers.
+
+    Example:
+        >>> from neatpack.packed_seq import packed_seq_params_from_doc_ids
+        >>> params = packed_seq_params_from_doc_ids(torch.tensor([[1, 1, 2, 2, 2, 0]]))
+        >>> check_labels(torch.tensor([[-100, 12, -100, 22, 23, -100]]), params)
+        >>> check_labels(torch.tensor([[12, -100, 22, 23, -100, -100]]), params, convention="shifted")
     """
     check_batch_shape("labels", labels, params)
     if convention not in ("aligned", "shifted"):

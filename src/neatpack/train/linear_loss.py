@@ -71,6 +71,7 @@ def packed_linear_cross_entropy(
 
     Raises:
         MetadataError: what `packed_cross_entropy` refuses, or a layer that does not fit the states.
+        MetadataTypeError: states or a layer that are not floating, or labels that are no integers.
 
     Example:
         >>> from neatpack.packed_seq import packed_seq_params_from_doc_ids
@@ -119,11 +120,17 @@ def linear_token_cross_entropy(
         chunk_size: tokens projected at a time; None takes as many as make 2**26 logits.
 
     Returns:
-        `[B, S]` losses, 0 where there is no target. Differentiable once, in states, weight and bias.
+        `[B, S]` losses, float32 (float64 for float64 states), 0 where there is no target. Differentiable once, in states,
+        weight and bias.
 
     Raises:
-        MetadataError: shapes that do not fit, a target outside the vocabulary (checked on the CPU in eager mode), or options
-            out of range.
+        MetadataError: shapes or devices that do not fit, a target outside the vocabulary (checked on the CPU in eager mode),
+            or options out of range; from backward, if it is asked for second derivatives.
+        MetadataTypeError: states, a weight or a bias that are not floating.
+
+    Example:
+        >>> linear_token_cross_entropy(torch.zeros(1, 2, 3), torch.ones(4, 3), torch.tensor([[3, -100]]))
+        tensor([[1.3863, 0.0000]])
     """
     _check(hidden, weight, targets, bias)
     check_options(label_smoothing, z_loss)

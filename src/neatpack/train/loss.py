@@ -48,7 +48,7 @@ class DocumentLogprobs(NamedTuple):
     """Log-probabilities of the targets of every document; three `[num_docs]` tensors in document order.
 
     Attributes:
-        sum: of the log-probabilities of its targets, 0 without one (DPO, KTO).
+        sum: of the log-probabilities of its targets, 0 without one (DPO, KTO); float32 (float64 for float64 logits).
         mean: the same over its number of targets, 0 without one (length-normalised objectives).
         tokens: its number of targets, int64.
     """
@@ -94,9 +94,10 @@ def packed_cross_entropy(
         the order of `document_spans`. Without any target: 0, with gradients of 0.
 
     Raises:
-        MetadataError: shapes or devices that do not fit, a label outside the vocabulary or `num_items` of 0 for a batch
-            with targets (both checked on the CPU in eager mode), or an unknown reduction.
-        MetadataTypeError: logits that are not floating, or labels that are no integers.
+        MetadataError: shapes or devices that do not fit, a label outside the vocabulary or `num_items` of 0 or less for a
+            batch with targets (both checked on the CPU in eager mode), `num_items` of several numbers or with "none", options
+            out of range, or an unknown reduction; from backward, if it is asked for second derivatives.
+        MetadataTypeError: logits that are not floating, labels that are no integers, or `num_items` that is no number.
 
     Example:
         >>> from neatpack.packed_seq import packed_seq_params_from_doc_ids
@@ -131,11 +132,19 @@ def reduce_token_losses(
         num_items: divisor of the whole optimizer step; None takes that of this batch.
 
     Returns:
-        A scalar, or `[num_docs]` for "none".
+        A scalar, or `[num_docs]` for "none", in the dtype of the losses.
 
     Raises:
-        MetadataError: an unknown reduction, `num_items` where nothing is divided by it, or a `num_items` that is no number
-            above 0 although this batch has targets (checked on the CPU in eager mode).
+        MetadataError: an unknown reduction, losses of another batch where documents are counted, `num_items` with "none" or
+            of several numbers, or of 0 or less although this batch has targets (checked on the CPU in eager mode).
+        MetadataTypeError: `num_items` that is no number.
+
+    Example:
+        >>> from neatpack.packed_seq import packed_seq_params_from_doc_ids
+        >>> params = packed_seq_params_from_doc_ids(torch.tensor([[1, 1, 2, 2, 2, 0]]))
+        >>> losses, counted = torch.tensor([[1.0, 9, 2, 4, 9, 9]]), torch.tensor([[True, False, True, True, False, False]])
+        >>> [float(reduce_token_losses(losses, counted, params, reduction=how)) for how in ("token", "document")]
+        [2.3333332538604736, 2.0]
     """
     check_reduction(reduction)
     losses = losses.masked_fill(~counted, 0)
@@ -172,6 +181,7 @@ def target_weights(
 
     Raises:
         MetadataError: shapes that do not fit the metadata, or a reduction without weights.
+        MetadataTypeError: labels that are no integers.
 
     Example:
         >>> from neatpack.packed_seq import packed_seq_params_from_doc_ids
@@ -206,6 +216,14 @@ def count_items(
 
     Raises:
         MetadataError: shapes that do not fit the metadata, or a reduction without a divisor.
+        MetadataTypeError: labels that are no integers.
+
+    Example:
+        >>> from neatpack.packed_seq import packed_seq_params_from_doc_ids
+        >>> params = packed_seq_params_from_doc_ids(torch.tensor([[1, 1, 2, 2, 2, 0], [1, 2, 2, 3, 3, 3]]))
+        >>> labels = torch.zeros(2, 6, dtype=torch.int64)
+        >>> [count_items(labels, params, reduction=how).item() for how in ("token", "document")]
+        [6.0, 4.0]
     """
     dtype = torch.float32 if labels.device.type == "mps" else torch.float64
     weights = target_weights(labels, params, reduction=reduction, shift=shift, ignore_index=ignore_index, dtype=dtype)
@@ -229,13 +247,14 @@ def document_logprobs(
         params: the batch's metadata.
         shift: whether the labels are aligned.
         ignore_index: the label that does not count.
-        chunk_size: tokens worked on at a time.
+        chunk_size: tokens worked on at a time; None takes as many as make 2**24 logits.
 
     Returns:
         Sum, mean and number of targets, each `[num_docs]` in the order of `document_spans`; differentiable.
 
     Raises:
         MetadataError: what `packed_cross_entropy` refuses.
+        MetadataTypeError: logits that are not floating, or labels that are no integers.
 
     Example:
         >>> from neatpack.packed_seq import packed_seq_params_from_doc_ids

@@ -76,7 +76,7 @@ class BatchMetrics:
         return np.quantile(self.losses, quantiles).tolist() if len(self.losses) else [float("nan")] * len(quantiles)
 
     def as_dict(self, prefix: str = "", quantiles: Sequence[float] = QUANTILES) -> dict[str, float]:
-        """Return every number under its name, for a logger; losses only where there are any.
+        """Return the numbers by name, for a logger: `fill` for the slots, losses as means and quantiles where there are any.
 
         Args:
             prefix: put before every name ("train/").
@@ -131,6 +131,7 @@ def batch_metrics(
 
     Raises:
         MetadataError: shapes that do not fit the metadata, or losses without the labels that say whose count.
+        MetadataTypeError: labels that are no integers.
 
     Example:
         >>> from neatpack.packed_seq import packed_seq_params_from_doc_ids

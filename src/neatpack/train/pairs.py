@@ -72,6 +72,14 @@ def split_pairs(values: torch.Tensor, group_ids: torch.Tensor, params: PackedSeq
 
     Raises:
         MetadataError: what `group_documents` refuses, or another number of values.
+        MetadataTypeError: ids that are no tensor of integers.
+
+    Example:
+        >>> from neatpack.packed_seq import packed_seq_params_from_doc_ids
+        >>> params = packed_seq_params_from_doc_ids(torch.tensor([[1, 1, 2, 2, 2, 0], [1, 2, 2, 0, 0, 0]]))
+        >>> chosen, rejected = split_pairs(torch.tensor([10, 20, 30, 40]), torch.tensor([7, 7, 3, 3]), params)
+        >>> chosen.tolist(), rejected.tolist()
+        ([10, 30], [20, 40])
     """
     pairs = group_documents(group_ids, params, size=2)
     if values.shape[:1] != group_ids.shape:

@@ -60,7 +60,7 @@ def context_parallel_attention(
     sinks: torch.Tensor | None = None,
     dropout: float = 0.0,
 ) -> torch.Tensor:
-    """Self-attention within the documents of a packed batch of which this rank holds one shard.
+    """Self-attention within the documents of a packed batch (form A) of which this rank holds one shard.
 
     A collective: every rank of the group calls it, and its backward, for the same batch in the same order.
 
@@ -82,6 +82,7 @@ def context_parallel_attention(
 
     Raises:
         ContractError: tensors that are not the shard's, or a group that is not.
+        MetadataError: a window below 1, or a group that is none.
     """
     check_window(window)
     members = process_group(group)

@@ -30,6 +30,10 @@ _DESCRIPTION = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max
 def shard_tensor(tensor: torch.Tensor, shard: ContextShard) -> torch.Tensor:
     """This rank's tokens of a `[B, S, ...]` tensor, as one row `[1, T / cp, ...]`.
 
+    Args:
+        tensor: `[B, S, ...]`, on any device.
+        shard: this rank's share of the batch.
+
     Raises:
         MetadataError: a tensor of another batch or sequence length.
 
@@ -51,8 +55,13 @@ def gather_tensor(local: torch.Tensor, shard: ContextShard, group: Group) -> tor
 
     A gradient on several ranks' copies adds up: compute a loss from the gathered tensor on one rank, or divide it by cp.
 
+    Args:
+        local: `[1, T / cp, ...]`, this rank's.
+        shard: this rank's share of the batch.
+        group: the ranks that share the batch: a process group or a `DeviceMesh` dimension.
+
     Raises:
-        MetadataError: a tensor that is not of the shard's length.
+        MetadataError: a tensor that is not of the shard's length, or a group that is none.
     """
     share, cp_size = len(shard.indices), shard.cp_size
     if tuple(local.shape[:2]) != (1, share):
@@ -66,7 +75,7 @@ def gather_tensor(local: torch.Tensor, shard: ContextShard, group: Group) -> tor
 def shard_batch(
     batch: Mapping[str, Any], group: Group, *, scheme: Scheme = "zigzag", check_equal: bool = True
 ) -> dict[str, Any]:
-    """This rank's share of a collated batch, ready for a model whose attention is context parallel.
+    """This rank's share of a collated batch (form A in), ready for a model whose attention is context parallel.
 
     Args:
         batch: what `PackedCollator` returned, the same on every rank of the group; boundaries come from its
@@ -85,7 +94,7 @@ def shard_batch(
 
     Raises:
         MetadataError: no boundaries, an attention mask with padding, a tensor that is not per token, what does not divide,
-            or ranks that hold different batches.
+            ranks that hold different batches, or a group that is none.
     """
     members = process_group(group)
     params = _params(batch)
@@ -107,7 +116,7 @@ def shard_batch(
 def pad_batch(
     batch: Mapping[str, Any], multiple: int, *, pad_token_id: int = 0, fills: Mapping[str, float] | None = None
 ) -> dict[str, Any]:
-    """Pad every row of a collated batch at its end to a multiple of `multiple` tokens, boundaries included.
+    """Pad every row of a collated batch at its end to a multiple of `multiple` tokens, boundaries (form A) included.
 
     Labels and targets are filled with -100, the document map with 0, positions count on (from 0 where the padding is a
     segment of its own), and the offsets are extended to match.

@@ -101,6 +101,13 @@ def sum_gradients(parameters: Iterable[torch.nn.Parameter], group: Group) -> Non
 
     Each rank's loss is its share of the batch's loss (a sum over its tokens, divided by the whole batch's count), so the
     batch's gradient is the sum. A wrapper that averages gradients over these ranks (DDP) needs the loss times cp instead.
+
+    Args:
+        parameters: of the model; those that require no gradient are passed over.
+        group: the ranks that share the batch: a process group or a `DeviceMesh` dimension.
+
+    Raises:
+        MetadataError: a group that is none.
     """
     members = process_group(group)
     for parameter in parameters:

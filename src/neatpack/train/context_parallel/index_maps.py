@@ -20,10 +20,16 @@ import torch
 from neatpack.errors import MetadataError
 
 Scheme = Literal["contiguous", "zigzag", "per_document_zigzag"]
+"""How a batch is cut over ranks; see the table above."""
 
 
 def contiguous_indices(total_tokens: int, cp_size: int, rank: int) -> torch.Tensor:
     """The `rank`-th of `cp_size` equal stretches of the flattened batch: `[T / cp] int64`.
+
+    Args:
+        total_tokens: T = B*S.
+        cp_size: number of context-parallel ranks.
+        rank: whose tokens.
 
     Raises:
         MetadataError: ranks that do not exist, or that do not divide the tokens.
@@ -44,6 +50,12 @@ def contiguous_indices(total_tokens: int, cp_size: int, rank: int) -> torch.Tens
 
 def zigzag_indices(batch: int, row_length: int, cp_size: int, rank: int) -> torch.Tensor:
     """Chunks `rank` and `2*cp - 1 - rank` of every row of the batch: `[B*S / cp] int64`, row by row.
+
+    Args:
+        batch: B.
+        row_length: S.
+        cp_size: number of context-parallel ranks.
+        rank: whose tokens.
 
     Raises:
         MetadataError: ranks that do not exist, or rows that do not divide into `2 * cp_size` chunks.

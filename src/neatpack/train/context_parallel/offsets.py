@@ -78,8 +78,12 @@ def llama3_offsets(shard: ContextShard) -> Llama3Offsets:
         MetadataError: a shard of another scheme, whose keys are no one slice.
 
     Example:
-        On the worked example over 3 ranks, rank 1: queries `[0, 1, 2, 3, 4]`, keys `[0, 3, 4, 5, 6]`, longest 1 and 3,
-        slice 2:8.
+        >>> from neatpack.packed_seq import packed_seq_params_from_doc_ids
+        >>> from neatpack.train.context_parallel import shard_params
+        >>> params = packed_seq_params_from_doc_ids(torch.tensor([[1, 1, 2, 2, 2, 0], [1, 2, 2, 3, 3, 3]]))
+        >>> offsets = llama3_offsets(shard_params(params, 3, 1, scheme="contiguous"))
+        >>> offsets.cu_seqlens_q.tolist(), offsets.cu_seqlens_k.tolist(), offsets.key_slice
+        ([0, 1, 2, 3, 4], [0, 3, 4, 5, 6], slice(2, 8, None))
 
     Source: `llama3_flash_attn_prepare_cu_seqlens` of ring-flash-attention.
     """
@@ -98,7 +102,12 @@ def recurrent_context(shard: ContextShard) -> RecurrentContext:
         MetadataError: a shard of another scheme: a recurrence cannot run over zigzag chunks.
 
     Example:
-        On the worked example over 4 ranks, rank 1: `[0, 2, 3]`, 1 rank and 1 token before.
+        >>> from neatpack.packed_seq import packed_seq_params_from_doc_ids
+        >>> from neatpack.train.context_parallel import shard_params
+        >>> params = packed_seq_params_from_doc_ids(torch.tensor([[1, 1, 2, 2, 2, 0], [1, 2, 2, 3, 3, 3]]))
+        >>> context = recurrent_context(shard_params(params, 4, 1, scheme="contiguous"))
+        >>> context.cu_seqlens.tolist(), context.pre_num_ranks, context.pre_num_conv_tokens
+        ([0, 2, 3], 1, 1)
 
     Source: `fla.ops.cp.build_cp_context` of flash-linear-attention.
     """
@@ -127,7 +136,14 @@ def thd_offsets(params: PackedSeqParams, cp_size: int, *, causal: bool = True) -
         MetadataError: a slot that does not divide into `2 * cp_size` chunks (for more than one rank).
 
     Example:
-        Slots of four for the worked example: `[0, 4, 8, 12, 16, 20]` for both; not causal `[0, 2, 5, 6, 8, 11]` and those.
+        >>> from neatpack.convert import align_documents
+        >>> from neatpack.packed_seq import packed_seq_params_from_doc_ids
+        >>> params = packed_seq_params_from_doc_ids(torch.tensor([[1, 1, 2, 2, 2, 0], [1, 2, 2, 3, 3, 3]]))
+        >>> offsets = thd_offsets(align_documents(params, 4).params, cp_size=2, causal=False)
+        >>> offsets.cu_seqlens.tolist(), offsets.cu_seqlens_padded.tolist()
+        ([0, 2, 5, 6, 8, 11], [0, 4, 8, 12, 16, 20])
+
+    Source: `transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py` of TransformerEngine.
     """
     form_c = slots(params)
     padded = form_c.cu_seqlens
@@ -142,7 +158,8 @@ def thd_offsets(params: PackedSeqParams, cp_size: int, *, causal: bool = True) -
 def thd_position_ids(params: PackedSeqParams) -> torch.Tensor:
     """Positions that count on through the padding of a slot (form C): `[B, S] int64`, what THD rotary embeddings use.
 
-    Real tokens have the positions that `position_ids_from_doc_ids` gives them.
+    Real tokens have the positions that `position_ids_from_doc_ids` gives them. On the worked example
+    `[[0, 1, 0, 1, 2, 3], [0, 0, 1, 0, 1, 2]]`.
     """
     padded = slots(params).cu_seqlens.long()
     lengths = padded.diff()
@@ -151,10 +168,16 @@ def thd_position_ids(params: PackedSeqParams) -> torch.Tensor:
 
 
 def zigzag_ring_offsets(params: PackedSeqParams, cp_size: int) -> tuple[torch.Tensor, int]:
-    """Local offsets and longest local slot for a ring over per-document zigzag shards: global slots divided by cp.
+    """Local offsets and longest local slot for a ring over per-document zigzag shards (form A in, form C out).
+
+    They are the global slots divided by cp.
+
+    Args:
+        params: metadata of the whole batch.
+        cp_size: number of context-parallel ranks.
 
     Returns:
-        `[M+1] int32`, and an int.
+        `[M+1] int32`, and an int: `[0, 2, 4, 6, 8, 10]` and 2 for the worked example in slots of four, over two ranks.
 
     Raises:
         MetadataError: a slot that does not divide into `2 * cp_size` chunks.

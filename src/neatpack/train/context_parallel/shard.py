@@ -117,7 +117,7 @@ class ContextShard:
 def shard_params(
     params: PackedSeqParams, cp_size: int, rank: int, *, scheme: Scheme = "zigzag", slot_offsets: torch.Tensor | None = None
 ) -> ContextShard:
-    """Cut a packed batch for one of `cp_size` context-parallel ranks.
+    """Cut a packed batch for one of `cp_size` context-parallel ranks (form A in).
 
     Args:
         params: metadata of the whole batch; on an accelerator its offsets are read back (one sync): prefer the CPU.
@@ -128,8 +128,12 @@ def shard_params(
         slot_offsets: `[M+1]` the slots that "per_document_zigzag" cuts, where the map does not tell padding from documents
             (`aligned_slots`); None takes those of the map.
 
+    Returns:
+        The rank's share; `ContextShard` shows it on the worked example.
+
     Raises:
-        MetadataError: offsets that do not fit the map; rows, slots or tokens that do not divide, with the alignment that would.
+        MetadataError: offsets that do not fit the map; rows, slots or tokens that do not divide, with the alignment that would;
+            a rank that does not exist, or an unknown scheme.
     """
     check_params(params)
     batch, length = params.doc_ids.shape
