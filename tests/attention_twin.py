@@ -3,9 +3,11 @@
 import numpy as np
 import torch
 
+from neatpack.packed_seq import packed_seq_params_from_doc_ids
 from neatpack.testing import allowed_pairs, random_doc_ids
 
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 8
+SINKS = torch.linspace(-1, 2, HEADS, dtype=torch.float64)
 
 
 def packing(seed, batch=2, length=13):
@@ -49,3 +51,19 @@ def gradients(output, inputs):
     return torch.autograd.grad(
         (output * torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view_as(output)).sum(), inputs
     )
+
+
+def assert_equals_twin(
+    attend, doc_ids, *, kv_heads=KV_HEADS, value_dim=HEAD_DIM, window=None, causal=True, sinks=False, **options
+):
+    """`attend(query, key, value, params, ...)` gives what the twin gives, forward and backward."""
+    inputs = qkv(doc_ids.numel(), kv_heads=kv_heads, value_dim=value_dim)
+    if sinks:
+        options["sinks"] = SINKS.clone().requires_grad_()
+        inputs.append(options["sinks"])
+    params = packed_seq_params_from_doc_ids(doc_ids)
+    fast = attend(*inputs[:3], params, window=window, causal=causal, **options)
+    slow = twin(*inputs[:3], same_segment(doc_ids, window=window, causal=causal), **options)
+    torch.testing.assert_close(fast, slow)
+    for ours, theirs in zip(gradients(fast, inputs), gradients(slow, inputs), strict=True):
+        torch.testing.assert_close(ours, theirs)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attention_twin import HEAD_DIM, HEADS, KV_HEADS, gradients, packing, qkv, same_segment, twin
+from attention_twin import HEAD_DIM, HEADS, KV_HEADS, assert_equals_twin, gradients, packing, qkv, same_segment, twin
 from neatpack import attention
 from neatpack.attention import dense_attention, plan_segments, varlen_attention
 from neatpack.attention_plan import spans_of
@@ -14,17 +14,11 @@ from neatpack.packed_seq import packed_seq_params_from_doc_ids
 from neatpack.testing import WORKED_EXAMPLE
 
 
-def assert_equal_to_twin(doc_ids, *, kv_heads=KV_HEADS, value_dim=HEAD_DIM, window=None, causal=True, sinks=False, **options):
-    params = packed_seq_params_from_doc_ids(doc_ids)
-    inputs = qkv(doc_ids.numel(), kv_heads=kv_heads, value_dim=value_dim)
-    if sinks:
-        options["sinks"] = torch.linspace(-1, 2, HEADS, dtype=torch.float64).requires_grad_()
-        inputs.append(options["sinks"])
-    fast = varlen_attention(*inputs[:3], params.cu_seqlens, params.max_seqlen, window=window, causal=causal, **options)
-    slow = twin(*inputs[:3], same_segment(doc_ids, window=window, causal=causal), **options)
-    torch.testing.assert_close(fast, slow)
-    for ours, theirs in zip(gradients(fast, inputs), gradients(slow, inputs), strict=True):
-        torch.testing.assert_close(ours, theirs)
+def assert_equal_to_twin(doc_ids, **options):
+    def attend(query, key, value, params, **rest):
+        return varlen_attention(query, key, value, params.cu_seqlens, params.max_seqlen, **rest)
+
+    assert_equals_twin(attend, doc_ids, **options)
 
 
 @settings(deadline=None, max_examples=60)

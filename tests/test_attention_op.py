@@ -5,26 +5,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attention_twin import HEADS, gradients, packing, qkv, same_segment, twin
+from attention_twin import SINKS, assert_equals_twin, gradients, packing, qkv, twin
 from neatpack.attention import varlen_attention
 from neatpack.attention_op import checked_offsets, varlen_op
 from neatpack.errors import MetadataError, MetadataTypeError
 from neatpack.packed_seq import packed_seq_params_from_doc_ids
 
-SINKS = torch.linspace(-1, 2, HEADS, dtype=torch.float64)
 
+def assert_op_equals_twin(doc_ids, **options):
+    def attend(query, key, value, params, **rest):
+        return varlen_op(query, key, value, params.cu_seqlens, **rest)
 
-def assert_op_equals_twin(doc_ids, *, window=None, causal=True, sinks=False, kv_heads=2, value_dim=8, **options):
-    offsets = packed_seq_params_from_doc_ids(doc_ids).cu_seqlens
-    inputs = qkv(doc_ids.numel(), kv_heads=kv_heads, value_dim=value_dim)
-    if sinks:
-        options["sinks"] = SINKS.clone().requires_grad_()
-        inputs.append(options["sinks"])
-    fast = varlen_op(*inputs[:3], offsets, window=window, causal=causal, **options)
-    slow = twin(*inputs[:3], same_segment(doc_ids, window=window, causal=causal), **options)
-    torch.testing.assert_close(fast, slow)
-    for ours, theirs in zip(gradients(fast, inputs), gradients(slow, inputs), strict=True):
-        torch.testing.assert_close(ours, theirs)
+    assert_equals_twin(attend, doc_ids, **options)
 
 
 @settings(deadline=None, max_examples=60)
