@@ -107,10 +107,16 @@ def test_an_implementation_that_a_model_lacks_fails_only_if_it_was_asked_for(tmp
 
 
 def test_a_model_that_refuses_everything_has_not_passed(tmp_path):
-    result = audit_model(folder_of(transformers.BloomConfig(), tmp_path), attention=["packed_varlen"])
+    result = audit_model(folder_of(transformers.BloomConfig(), tmp_path), attention=["eager"])
     assert result.results[0].verdict == "refused"
-    assert "AttentionInterface" in result.results[0].refusal
+    assert "use_packed_varlen" in result.results[0].refusal
     assert not result.passed
+
+
+def test_a_family_with_attention_of_its_own_is_audited_on_layers_that_stand_in(tmp_path):
+    result = audit_model(folder_of(transformers.BloomConfig(), tmp_path), attention=["packed_varlen"])
+    assert (result.results[0].verdict, result.results[0].payload) == ("isolated", "starts")
+    assert result.passed
 
 
 def test_two_audits_measure_the_same(tmp_path):

@@ -19,7 +19,7 @@ from neatpack.hf import collator_for, contract_for
 from tiny_models import DOC_IDS, packed_batch, tiny_model
 
 OUTDATED = "docs/isolation.md is out of date; run: neatpack audit --zoo --write docs/isolation.md"
-ELSEWHERE = "## Isolated elsewhere, not on packed_varlen"
+STANDING_IN = "## On packed_varlen through use_packed_varlen"
 PAGE = Path(__file__).parents[2] / "docs" / "isolation.md"
 
 
@@ -74,11 +74,14 @@ def test_the_page_in_the_docs_gives_the_reasons_that_the_contracts_give_now(samp
 
 
 def test_the_page_in_the_docs_is_written_as_a_page_is_written_now(sample):
-    """Its words besides the models: the head of it, and the families that only transformers' own attention isolates."""
+    """Its words besides the models: the head of it, and the families that layers of ours stand in for."""
     text, fresh = PAGE.read_text(encoding="utf-8"), page(sample)
     assert text.partition("For each of the")[0] == fresh.partition("For each of the")[0], OUTDATED
-    of_sample = fresh.partition(ELSEWHERE)[2].partition("## Matrix")[0].strip().splitlines()
-    assert set(of_sample) <= set(text.splitlines()), OUTDATED
+    of_page, of_sample = (on.partition(STANDING_IN)[2].partition("## Matrix")[0].strip() for on in (text, fresh))
+    assert of_page.splitlines()[:-1] == of_sample.splitlines()[:-1], OUTDATED
+    assert set(of_sample.splitlines()[-1].strip(".").split(", ")) <= set(of_page.splitlines()[-1].strip(".").split(", ")), (
+        OUTDATED
+    )
 
 
 def test_the_sample_is_a_third_of_all_and_meets_every_refusal_that_the_page_states():
@@ -97,7 +100,7 @@ def what_it_says(reason):
     return re.sub(r"\s+", " ", told).strip()
 
 
-# What is isolated on sdpa or eager alone, and what such a model runs on when it is loaded without a word about attention.
+# What such a model runs on when it is loaded without a word about attention.
 LOADED_AS_THEY_ARE = {
     "falcon": "sdpa", "gpt_neo": "eager", "gpt_neox_japanese": "eager", "mpt": "eager", "xglm": "eager", "big_bird": "eager",
     "megatron-bert": "eager", "rembert": "eager",
@@ -114,16 +117,16 @@ def test_models_with_attention_of_their_own_run_isolated_when_loaded_as_they_are
     assert report.isolated, str(report)
 
 
-def test_the_page_lists_the_families_that_packed_varlen_does_not_reach_and_where_to_go():
-    section = PAGE.read_text(encoding="utf-8").partition(ELSEWHERE)[2].partition("## Matrix")[0]
-    listed = {line.split("`")[1] for line in section.splitlines() if line.startswith("- `")}
-    assert listed >= set(LOADED_AS_THEY_ARE)
+def test_the_page_says_that_packed_varlen_isolates_whatever_is_isolated_anywhere():
     stated = verdicts_on(PAGE.read_text(encoding="utf-8"))
-    assert listed == {
-        name
-        for name, cells in stated.items()
-        if cells["packed_varlen"] != "isolated" and "isolated" in (cells["sdpa"], cells["eager"])
-    }
+    anywhere = {name for name, cells in stated.items() if "isolated" in cells.values()}
+    assert anywhere == {name for name, cells in stated.items() if cells["packed_varlen"] == "isolated"}
+
+
+def test_the_page_lists_the_families_that_use_packed_varlen_is_needed_for():
+    section = PAGE.read_text(encoding="utf-8").partition(STANDING_IN)[2].partition("## Matrix")[0]
+    listed = set(re.findall(r"`([\w-]+)` \((?:starts|positions)\)", section))
+    assert listed == {*LOADED_AS_THEY_ARE, "bloom", "openai-gpt"}
 
 
 def test_a_page_can_be_read_back():

@@ -9,8 +9,9 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
 import neatpack.hf
+from neatpack.audit.zoo_models import small_model
 from neatpack.errors import ContractError
-from neatpack.hf import collator_for, isolation_callback, require_isolation
+from neatpack.hf import collator_for, isolation_callback, require_isolation, use_packed_varlen
 from neatpack.hf.trainer import refuse_dispatched_batches
 from tiny_models import packed_batch, tiny_model
 
@@ -55,6 +56,14 @@ def test_a_run_that_keeps_documents_apart_trains_and_keeps_the_report(tmp_path):
     assert result.global_step == 2
     assert callback.report.isolated
     assert not model._forward_pre_hooks
+
+
+@pytest.mark.parametrize("name", ["falcon", "mpt"])
+def test_a_family_with_attention_of_its_own_trains_on_layers_that_stand_in(tmp_path, name):
+    callback = isolation_callback()
+    model = use_packed_varlen(small_model(name, None, 32))
+    assert trainer(model, tmp_path, callback=callback).train().global_step == 2
+    assert callback.report.isolated
 
 
 def test_a_collator_that_adds_a_mask_is_stopped_before_the_first_step(tmp_path):

@@ -8,13 +8,15 @@ query to key/value heads, windows and chunks small enough to bite within a short
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from neatpack.errors import MissingDependencyError, SourceError
+from neatpack.errors import ContractError, MissingDependencyError, SourceError
+from neatpack.hf import use_packed_varlen
 
 HEAD_DIM = 16
 HEADS = 4
@@ -106,10 +108,13 @@ def load_checkpoint(source: Path, attention: str) -> torch.nn.Module:
     """The model as it was saved, in float32, with the attention implementation asked for."""
     from transformers import AutoModelForCausalLM
 
-    model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
-        str(source), attn_implementation=attention, dtype=torch.float32, trust_remote_code=False, local_files_only=True
-    )
-    return model
+    def load(implementation: str | None) -> torch.nn.Module:
+        model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
+            str(source), attn_implementation=implementation, dtype=torch.float32, trust_remote_code=False, local_files_only=True
+        )
+        return model
+
+    return with_attention(load, attention)
 
 
 def build_small(config: Any, attention: str, *, row_length: int, seed: int = 0) -> torch.nn.Module:
@@ -117,10 +122,29 @@ def build_small(config: Any, attention: str, *, row_length: int, seed: int = 0) 
     from transformers import AutoModelForCausalLM
 
     shrink(config, row_length)
-    torch.manual_seed(seed)
-    model: torch.nn.Module = AutoModelForCausalLM.from_config(config, attn_implementation=attention, trust_remote_code=False)
-    scale_weights(model)
-    return model.float()
+
+    def build(implementation: str | None) -> torch.nn.Module:
+        torch.manual_seed(seed)
+        model: torch.nn.Module = AutoModelForCausalLM.from_config(
+            config, attn_implementation=implementation, trust_remote_code=False
+        )
+        scale_weights(model)
+        return model.float()
+
+    return with_attention(build, attention)
+
+
+def with_attention(load: Callable[[str | None], torch.nn.Module], attention: str | None) -> torch.nn.Module:
+    """What `load` makes of an attention implementation; packed_varlen is selected on the built model, as users do it.
+
+    Args:
+        load: builds the model on an implementation, or on its own choice where it is given None.
+        attention: the implementation.
+    """
+    if attention == "packed_varlen":
+        with suppress(ContractError):  # then it is built with the name, and its contract says why that does not do
+            return use_packed_varlen(load(None))
+    return load(attention)
 
 
 def shrink(config: Any, row_length: int) -> None:

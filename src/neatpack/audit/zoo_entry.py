@@ -22,6 +22,7 @@ from neatpack.audit import reference_flash
 from neatpack.audit.zoo_models import refuse_by_config, small_model, weightless_model
 from neatpack.errors import ContractError
 from neatpack.hf import contract_for, register
+from neatpack.hf.layers.base import PackedLayer
 from neatpack.isolation import IsolationReport, check_isolation
 from neatpack.train import PackedCollator
 
@@ -64,7 +65,8 @@ def _cell(name: str, attention: str, refusals: dict[str, dict[str, Any]]) -> dic
             lacking = "cannot be run on CPU" in broken
             return {"verdict": "unavailable" if lacking else "unbuildable", "why": broken}
         verdict = "isolated" if found.get("verdict") == "isolated" else "wrong"
-        return {"verdict": verdict, "payload": contract.payload, "measured": found}
+        ours = any(isinstance(part, PackedLayer) for part in model.modules())
+        return {"verdict": verdict, "payload": contract.payload, "standing_in": ours, "measured": found}
 
 
 def _without_model(name: str, attention: str, error: Exception) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from neatpack.audit.models import HEAD_DIM, HEADS, scale_weights, shrink
+from neatpack.audit.models import HEAD_DIM, HEADS, scale_weights, shrink, with_attention
 from neatpack.errors import SourceError
 from neatpack.hf.heads import refuse_several_models
 
@@ -92,10 +92,14 @@ def small_model(name: str, attention: str | None, row_length: int, seed: int = 0
     shrink(config, row_length)
     config = _own_config(name, _completed(name, config))
     _refuse_large(name, config)
-    torch.manual_seed(seed)
-    model: torch.nn.Module = _class_of(name)._from_config(config, attn_implementation=attention)
-    scale_weights(model)
-    return model.float().eval()
+
+    def build(implementation: str | None) -> torch.nn.Module:
+        torch.manual_seed(seed)
+        model: torch.nn.Module = _class_of(name)._from_config(copy.deepcopy(config), attn_implementation=implementation)
+        scale_weights(model)
+        return model.float().eval()
+
+    return with_attention(build, attention)
 
 
 def weightless_model(name: str, attention: str) -> torch.nn.Module:

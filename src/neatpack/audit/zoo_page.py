@@ -12,12 +12,12 @@ from neatpack.audit.zoo_entry import DOCUMENTS, IMPLEMENTATIONS, ROW_LENGTH
 
 _SIGNS = {"isolated": "isolated", "refused": "refused", "unavailable": "-", "unbuildable": "not built", "wrong": "**WRONG**"}
 
-_ELSEWHERE = """\
-## Isolated elsewhere, not on packed_varlen
+_STANDING_IN = """\
+## On packed_varlen through use_packed_varlen
 
-`packed_varlen` is what transformers calls through its `AttentionInterface`. These models compute attention past that call,
-and nothing short of replacing their code would reach it. Load them as they are (no `attn_implementation`): they then run on
-the implementation named here, and `collator_for(model)` sends what it reads.
+`packed_varlen` is what transformers calls through its `AttentionInterface`. These models compute attention past that call:
+selecting the name when they are loaded does not reach it. `neatpack.hf.use_packed_varlen(model)` gives the attention layers
+of the loaded model another forward, and `collator_for(model)` sends what that reads. Their column holds for such a model.
 """
 
 _HEADER = """\
@@ -49,7 +49,7 @@ def page(zoo: Zoo) -> str:
     """The matrix in Markdown; the same matrix gives the same bytes on the same versions."""
     documents = " and ".join(", ".join(map(str, lengths)) for lengths in DOCUMENTS)
     header = _HEADER.format(versions=versions(), models=len(zoo.entries), row_length=ROW_LENGTH, documents=documents)
-    return "\n".join([header, _totals(zoo), "", _elsewhere(zoo), "", _matrix(zoo), "", _reasons(zoo), ""])
+    return "\n".join([header, _totals(zoo), "", _standing_in(zoo), "", _matrix(zoo), "", _reasons(zoo), ""])
 
 
 def versions() -> str:
@@ -90,18 +90,11 @@ def _totals(zoo: Zoo) -> str:
     return "\n".join([*lines, "", f"Isolated on at least one implementation: {somewhere} of {len(zoo.entries)}."])
 
 
-def _elsewhere(zoo: Zoo) -> str:
-    """The models that some stock implementation isolates and packed_varlen does not, and why."""
-    lines = [_ELSEWHERE]
-    for entry in zoo.entries:
-        cells = entry["cells"]
-        kept = [f"{name} ({cells[name]['payload']})" for name in ("sdpa", "eager") if cells[name]["verdict"] == "isolated"]
-        if kept and cells["packed_varlen"]["verdict"] != "isolated":
-            why = re.sub(r"^\w+ on \w+: ", "", cells["packed_varlen"].get("why", "")).split(". Use ")[0]
-            if why.startswith("KeyError"):
-                why = "picks its attention class from a table in its own module, which holds no names that others register"
-            lines.append(f"- `{entry['name']}`: {', '.join(kept)}. On packed_varlen: {why}.")
-    return "\n".join(lines)
+def _standing_in(zoo: Zoo) -> str:
+    """The models that packed_varlen isolates with layers of ours, and what is sent to them."""
+    cells = {entry["name"]: entry["cells"]["packed_varlen"] for entry in zoo.entries}
+    names = [f"`{name}` ({cell['payload']})" for name, cell in cells.items() if cell.get("standing_in")]
+    return "\n".join([_STANDING_IN, f"{', '.join(names)}." if names else "None of these."])
 
 
 def _matrix(zoo: Zoo) -> str:

@@ -25,7 +25,7 @@ MECHANISMS: dict[str, tuple[str, ...]] = {
     "layers that lose keyword arguments": ("nemotron",),
     "attention classes of its own, by name": ("falcon", "gpt_neo"),
     "attention in code of its own": ("xglm", "gpt_neox_japanese", "megatron-bert", "big_bird"),
-    "masks in code of its own": ("openai-gpt",),
+    "masks in code of its own": ("openai-gpt", "xlm"),
     "ALiBi": ("mpt", "bloom"),
     "state spaces": ("mamba2", "bamba", "jamba"),
     "linear attention and short convolutions": ("qwen3_next", "lfm2", "minimax", "recurrent_gemma", "rwkv"),

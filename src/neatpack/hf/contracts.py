@@ -7,6 +7,7 @@ form they come in. A contract names the form that all of them read:
     positions   position_ids that restart, without a mask and without a cache; eager, sdpa and flex_attention
     mask        a 4-D mask, bool for sdpa and additive for eager, where the mask builder is never told positions
     mask_dict   such masks by layer type, where layers with and without a sliding window alternate
+    starts      a map of segment starts in a mask's place; the layers that use_packed_varlen puts in
 
 `contract_for` decides on `ModelFacts` alone and runs nothing, so it works on sharded models and on the meta device.
 `check_isolation` is the proof by measurement.
@@ -25,16 +26,19 @@ import torch
 from neatpack.convert.dense import to_additive_mask, to_dense_mask, to_mask_dict
 from neatpack.errors import ContractError
 from neatpack.hf.heads import refuse_wrappers_and_heads
+from neatpack.hf.layers.starts import segment_starts
 from neatpack.hf.model_facts import ATTENTION_KINDS, ModelFacts, model_facts
 from neatpack.hf.row_limit import RowLimit, row_limit
 from neatpack.packed_seq import PackedSeqParams
 
-Payload = Literal["offsets", "positions", "mask", "mask_dict"]
+Payload = Literal["offsets", "positions", "mask", "mask_dict", "starts"]
 
 _STOCK = ("eager", "sdpa", "flex_attention")
 # Layers that select keys among those a mask allows: where their attention function takes the mask and the selection.
 _SELECTING = "indexed_attention"
 _LOST = "offsets do not reach the attention, because {} takes no keyword arguments or does not pass them on"
+_STANDING_IN = "its attention layers are those of neatpack.hf.layers"
+_REPLACE = "neatpack.hf.use_packed_varlen(model), which gives it attention layers that read boundaries"
 _ON_PACKED_VARLEN = "Use attn_implementation=neatpack.hf.register() (packed_varlen), which reads the offsets"
 
 
@@ -45,7 +49,7 @@ class Contract:
     Attributes:
         model: the model's class.
         attention: its attention implementation.
-        payload: `offsets`, `positions`, `mask` or `mask_dict`; see the module.
+        payload: `offsets`, `positions`, `mask`, `mask_dict` or `starts`; see the module.
         window: sliding window in tokens that the masks must carry, since an explicit mask switches the model's own off.
         dtype: of additive masks, None for bool ones.
         position_start: the position of a document's first token: 0, or `padding_idx + 1` in the RoBERTa family.
@@ -69,6 +73,8 @@ class Contract:
     @property
     def mask_builder(self) -> Callable[[PackedSeqParams], Any] | None:
         """What builds `attention_mask` from a batch's params: None where no mask may be sent. Picklable."""
+        if self.payload == "starts":
+            return segment_starts
         if self.payload == "mask_dict":
             return partial(to_mask_dict, window=cast(int, self.window), dtype=self.dtype)
         if self.payload == "mask":
@@ -104,6 +110,7 @@ _PAYLOADS: dict[str, str] = {
     "positions": "no attention_mask, use_cache=False, position_ids that restart",
     "mask": "a 4-D attention_mask (bool for sdpa, additive for eager) with position_ids",
     "mask_dict": "4-D masks by layer type as attention_mask (bool for sdpa, additive for eager) with position_ids",
+    "starts": "the map of segment starts [B, 1, 1, S] as attention_mask, with position_ids",
 }
 
 _SENT = {"positions": "position_ids that restart", "mask": "a 4-D mask", "mask_dict": "4-D masks by layer type"}
@@ -148,6 +155,11 @@ def _payload(facts: ModelFacts, model: torch.nn.Module) -> Contract:
         _refuse_own_attention(facts, model)
         if kind == "flash" or not _selects_by_positions(facts):
             _refuse_rewritten_masks(facts, model)
+        if kind == "packed" and facts.standing_in:
+            payload: Payload = "positions" if _masks_carry_positions(facts) else "starts"
+            return Contract(
+                model=facts.name, attention=facts.attention, payload=payload, position_start=start, why=_STANDING_IN
+            )
         if facts.loses_kwargs and kind == "packed" and _masks_carry_positions(facts):
             lost = _LOST.format(_listed(facts))
             return Contract(model=facts.name, attention=facts.attention, payload="positions", position_start=start, why=lost)
@@ -281,15 +293,21 @@ def _refuse_rewritten_masks(facts: ModelFacts, model: torch.nn.Module) -> None:
 
 
 def _stock_way_out(facts: ModelFacts, model: torch.nn.Module) -> str:
-    """The implementations of transformers that this model's documents stay apart on, and what they are sent there."""
+    """The implementations that this model's documents stay apart on, and what they are sent there."""
     kept: dict[str, str] = {}
     for attention in facts.stock:
         with suppress(ContractError):
             kept[attention] = _payload(replace(facts, attention=attention), model).payload
     if not kept:
-        return "Train it on one document a row."
+        return _alone(facts)
     names, payloads = " or ".join(map(repr, kept)), dict.fromkeys(_SENT[payload] for payload in kept.values())
-    return f"Use attn_implementation={names} with collator_for(model), which sends {' or '.join(payloads)} there."
+    stock = f"attn_implementation={names} with collator_for(model), which sends {' or '.join(payloads)} there"
+    return f"Call {_REPLACE}, or use {stock}." if facts.replaceable else f"Use {stock}."
+
+
+def _alone(facts: ModelFacts) -> str:
+    """The way out where transformers has none."""
+    return f"Call {_REPLACE}." if facts.replaceable else "Train it on one document a row."
 
 
 def _mask_contract(facts: ModelFacts, dtype: torch.dtype) -> Contract:
@@ -298,12 +316,12 @@ def _mask_contract(facts: ModelFacts, dtype: torch.dtype) -> Contract:
     if facts.masks_see_positions is None:
         raise ContractError(
             f"{where}: its code builds its masks itself and does not read position_ids for them, so neither positions nor a "
-            "4-D mask can be relied on. Train it on one document a row."
+            f"4-D mask can be relied on. {_alone(facts)}"
         )
     if facts.reads_mask_as_padding:
         raise ContractError(
             f"{where}: its mask builder is never told position_ids, and its distance bias is computed from a 2-D "
-            "attention_mask, so it takes no 4-D one. Train it on one document a row."
+            f"attention_mask, so it takes no 4-D one. {_alone(facts)}"
         )
     if facts.attention == "flex_attention":
         raise ContractError(

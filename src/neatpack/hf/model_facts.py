@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from neatpack.hf.layers import stand_in_for
+
 _MASK_BUILDER = re.compile(r"^create_(?!bidirectional)(?!recurrent)(?!band)\w*mask\w*$")
 _INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 
@@ -55,6 +57,8 @@ class ModelFacts:
         reads_mask_as_padding: its distance bias is computed from a 2-D `attention_mask`, so that it takes no 4-D one.
         through_interface: names of attention classes that run the registered function.
         by_themselves: names of attention classes that compute attention in code of their own.
+        standing_in: every attention layer is one of `neatpack.hf.layers`, which read a map of segment starts as their mask.
+        replaceable: `neatpack.hf.layers` has classes that can stand in for some of its layers.
         loses_kwargs: names of modules between the model and its attention whose `forward` takes no keyword arguments, or
             does not pass them on, so that offsets cannot reach it.
         asks_attention_for: keyword names that its attention classes hand to the registered function.
@@ -81,6 +85,8 @@ class ModelFacts:
     reads_mask_as_padding: bool
     through_interface: tuple[str, ...]
     by_themselves: tuple[str, ...]
+    standing_in: bool
+    replaceable: bool
     loses_kwargs: tuple[str, ...]
     asks_attention_for: frozenset[str]
     selects_by_itself: tuple[str, ...]
@@ -115,6 +121,8 @@ def model_facts(model: torch.nn.Module) -> ModelFacts:
         reads_mask_as_padding=bool(_BIAS_FROM_MASK.search(whole)),
         through_interface=_names(module for _, module in attention),
         by_themselves=_names(_own_attention(model, attention)),
+        standing_in=bool(attention) and all(_stands_in(type(module)) for _, module in attention),
+        replaceable=any(stand_in_for(module) is not None for module in model.modules()),
         loses_kwargs=_names(_modules_that_lose_kwargs(model, attention, sources)),
         asks_attention_for=_asked(sources),
         selects_by_itself=_names(module for _, module in attention if "topk(" in _source_of(module, sources)),
@@ -162,8 +170,18 @@ def _foundation(kind: type) -> bool:
 
 
 def _source_of(module: torch.nn.Module, sources: dict[type, str]) -> str:
-    """The source that decides what a module's forward does: its own class and those it inherits from."""
-    return "\n".join(sources[kind] for kind in type(module).__mro__ if kind in sources)
+    """The source that decides what a module's forward does: its own class and those it inherits from.
+
+    Of a stand-in, whose forward replaces that of the layer it stands in for, its own part.
+    """
+    kinds = [kind for kind in type(module).__mro__ if kind in sources]
+    return "\n".join(sources[kind] for kind in [*filter(_stands_in, kinds)] or kinds)
+
+
+def _stands_in(kind: type) -> bool:
+    from neatpack.hf.layers.base import PackedLayer
+
+    return issubclass(kind, PackedLayer)
 
 
 def _names(modules: Any) -> tuple[str, ...]:

@@ -1,8 +1,14 @@
-"""Add the attention implementation `packed_varlen` to transformers."""
+"""Add the attention implementation `packed_varlen` to transformers, and select it on a built model."""
 
 from __future__ import annotations
 
+from typing import Any, TypeVar, cast
+
+import torch
+
 from neatpack.errors import ContractError, MissingDependencyError
+
+Model = TypeVar("Model", bound=torch.nn.Module)
 
 # transformers routes on these parts of a name before it looks the name up: kernels from the hub, flash builds, SDPA checks.
 _RESERVED = ("flash", "sdpa", "flex_attention", "eager", "paged", "/", "|")
@@ -50,3 +56,64 @@ def register(name: str = "packed_varlen") -> str:
     AttentionInterface.register(name, PackedVarlenAttention())
     AttentionMaskInterface.register(name, packed_mask)
     return name
+
+
+def use_packed_varlen(model: Model, name: str = "packed_varlen") -> Model:
+    """Run a built model's attention on packed_varlen, also where its family's code goes past transformers' interface.
+
+    Most families are simply set to it. In bloom, falcon, gpt_neo, gpt_neox_japanese, mpt, openai-gpt, xglm, big_bird,
+    megatron-bert and rembert the attention layers of this one model are given a class of `neatpack.hf.layers` instead of their
+    own: same parameters, same names (checkpoints, adapters and optimizers see no difference), another forward. transformers
+    itself and other models are not touched. Such a model's contract (`starts`, or `positions`) sends no offsets.
+
+    Args:
+        model: a transformers model as it was loaded: call this before it is compiled, hooked or sharded.
+        name: what the attention is registered as; see `register`.
+
+    Returns:
+        The same model.
+
+    Raises:
+        ContractError: neither way leads there, or a layer's forward has been replaced already, so that another class would
+            change nothing.
+        MissingDependencyError: transformers is not installed.
+
+    Example:
+        >>> model = use_packed_varlen(AutoModelForCausalLM.from_pretrained(path))              # doctest: +SKIP
+        >>> trainer = Trainer(model, args, train_dataset=rows, data_collator=collator_for(model))  # doctest: +SKIP
+    """
+    register(name)
+    from neatpack.hf.layers import stand_in_for
+
+    models = [part for part in model.modules() if hasattr(part, "set_attn_implementation")]
+    if not models:
+        raise ContractError(f"{type(model).__name__} is no transformers model: nothing in it selects an attention.")
+    standing_in = {part: kind for part in model.modules() if (kind := stand_in_for(part)) is not None}
+    if not standing_in:
+        return _set(model, models[0], name)
+    replaced = sorted({type(part).__name__ for part in standing_in if "forward" in vars(part)})
+    if replaced:
+        raise ContractError(
+            f"the forward of {', '.join(replaced)} has been replaced on this model (accelerate's dispatch does that), so "
+            "another class would change nothing. Call use_packed_varlen right after loading, before the model is dispatched."
+        )
+    for part, kind in standing_in.items():
+        part.__class__ = kind
+        cast(Any, part).attention_name = name
+    for part in models:
+        cast(Any, part.config)._attn_implementation = name
+    return model
+
+
+def _set(model: Model, inner: Any, name: str) -> Model:
+    """Select a registered name on a model whose attention goes through the interface."""
+    try:
+        inner.set_attn_implementation(name)
+    except ValueError as error:
+        raise ContractError(f"{type(inner).__name__} does not take another attention: {error}") from error
+    if inner.config._attn_implementation != name:
+        raise ContractError(
+            f"{type(inner).__name__} computes attention in its own code, past transformers' AttentionInterface, and neatpack "
+            "has no layer to put in its place. contract_for(model) says what it can be trained on."
+        )
+    return model

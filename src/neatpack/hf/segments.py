@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -236,7 +237,8 @@ def _watch(tensor: torch.Tensor | None) -> Callable[[torch.Tensor | None], bool]
     """A function that says whether a tensor still holds what `tensor` holds now.
 
     On the CPU contents are compared, so that a buffer refilled behind torch's back counts as changed; on an accelerator,
-    where that would cost a sync, identity and torch's version counter are.
+    where that would cost a sync, identity and torch's version counter are. A view is the same as another one when both show
+    the same part of the same tensor.
     """
     if tensor is None:
         return lambda other: other is None
@@ -245,5 +247,14 @@ def _watch(tensor: torch.Tensor | None) -> Callable[[torch.Tensor | None], bool]
         return lambda other: other is not None and other.device.type == "cpu" and torch.equal(kept, other)
     if tensor.is_inference():
         return lambda other: False
-    source, version = weakref.ref(tensor), tensor._version
-    return lambda other: other is not None and other is source() and other._version == version
+    source, part, version = weakref.ref(_base(tensor)), _part(tensor), tensor._version
+    return lambda other: other is not None and _base(other) is source() and _part(other) == part and other._version == version
+
+
+def _base(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, or the one that it is a view of."""
+    return tensor if tensor._base is None else tensor._base
+
+
+def _part(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype

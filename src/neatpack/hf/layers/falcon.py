@@ -1,0 +1,51 @@
+"""Falcon's attention, with rotary positions or ALiBi, on the registered attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.models.falcon.modeling_falcon import FalconAttention, apply_rotary_pos_emb, build_alibi_tensor
+
+from neatpack.hf.layers.base import PackedLayer
+from neatpack.hf.mask import PackedMask
+
+
+class PackedFalconAttention(PackedLayer, FalconAttention):
+    """`FalconAttention` within documents. As there, attention weights are dropped under ALiBi only."""
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        alibi: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | PackedMask | None = None,
+        position_ids: torch.Tensor | None = None,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
+        **options: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """Attend; `[B, S, hidden]` in and out."""
+        query, key, value = (part.transpose(1, 2) for part in self._split_heads(self.query_key_value(hidden_states)))
+        slopes, dropout = None, 0.0
+        if alibi is None:
+            assert position_embeddings is not None
+            query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
+        else:
+            slopes, dropout = self._slopes(query.device), self.attention_dropout.p
+        key, value = self.cached(key, value, options, self.layer_idx)
+        attended = self.attend(
+            query,
+            key,
+            value,
+            attention_mask,
+            scaling=self.inv_norm_factor,
+            dropout=dropout,
+            slopes=slopes,
+            position_ids=position_ids,
+        )
+        return self.dense(attended), None
+
+    def _slopes(self, device: torch.device) -> torch.Tensor:
+        """The bias between neighbours, `[H]`; Falcon scales it with the scores."""
+        two = build_alibi_tensor(torch.ones(1, 2, dtype=torch.long, device=device), self.num_heads, torch.float32)
+        slopes: torch.Tensor = two[:, 0, 1] * self.inv_norm_factor
+        return slopes

@@ -1,0 +1,27 @@
+"""GPT-Neo's attention on the registered attention: no scaling of scores, and every other layer in a window."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.models.gpt_neo.modeling_gpt_neo import GPTNeoSelfAttention
+
+from neatpack.hf.layers.base import PackedLayer
+from neatpack.hf.mask import PackedMask
+
+
+class PackedGPTNeoSelfAttention(PackedLayer, GPTNeoSelfAttention):
+    """`GPTNeoSelfAttention` within documents, in the dtype of its input."""
+
+    def forward(
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | PackedMask | None = None, **options: Any
+    ) -> tuple[torch.Tensor, None]:
+        """Attend; `[B, S, hidden]` in and out."""
+        shape = (*hidden_states.shape[:-1], self.num_heads, self.head_dim)
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        query, key, value = (project(hidden_states).view(shape).transpose(1, 2) for project in projections)
+        key, value = self.cached(key, value, options, self.layer_id)
+        window = self.config.window_size if self.attention_type == "local" else None
+        attended = self.attend(query, key, value, attention_mask, scaling=1.0, dropout=self.attn_dropout.p, window=window)
+        return self.resid_dropout(self.out_proj(attended)), None
