@@ -45,6 +45,7 @@ class PackedStream(RowStream, IterableDataset[Row]):
     Raises:
         SourceError: a source that can be read only once, or cannot be read as asked.
         PlanError: options that mean nothing, or (while iterating) a document over the capacity under `overflow="error"`.
+        MissingDependencyError: the tokenizer of a path's texts needs a package that is not installed.
 
     Example:
         >>> documents = [[11, 12], [21, 22, 23], [31], [41, 42], [51, 52, 53]]
