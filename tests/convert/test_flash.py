@@ -11,6 +11,7 @@ from packings import EMPTY, agrees, assert_isolated, doc_maps, offsets_pairs, pa
 from neatpack.convert import flash
 from neatpack.convert.flash import pad, to_attention_mask_in_length, to_fa2, to_fa3, to_fa4, to_varlen, unpad
 from neatpack.convert.huggingface import to_hf_kwargs
+from neatpack.convert.nested import to_jagged
 from neatpack.convert.segments import segment_documents, unpad_params
 from neatpack.errors import ContractError, MetadataError
 
@@ -217,3 +218,9 @@ class TestHuggingFace:
 
     def test_offsets_isolate(self):
         assert_isolated(lambda params: offsets_pairs(to_hf_kwargs(params)["cu_seq_lens_k"], params.doc_ids.numel()))
+
+
+@pytest.mark.parametrize("convert", [to_fa3, to_fa4, to_jagged])
+def test_a_form_that_a_conversion_does_not_have_is_refused(convert):
+    with pytest.raises(MetadataError, match=r"got 'B'.*unpad_params"):
+        convert(worked(), form="B")

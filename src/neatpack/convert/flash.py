@@ -19,7 +19,15 @@ from typing import Any, Literal
 
 import torch
 
-from neatpack.convert.segments import check_params, check_window, segment_documents, segment_index, segment_lengths, slots
+from neatpack.convert.segments import (
+    check_form,
+    check_params,
+    check_window,
+    segment_documents,
+    segment_index,
+    segment_lengths,
+    slots,
+)
 from neatpack.errors import ContractError, MetadataError
 from neatpack.packed_seq import PackedSeqParams
 
@@ -77,10 +85,11 @@ def to_fa3(
         the worked example.
 
     Raises:
-        MetadataError: what `to_fa2` refuses.
+        MetadataError: what `to_fa2` refuses, or another form.
 
     Source: `hopper/flash_attn_interface.py` of flash-attention.
     """
+    check_form(form)
     if form == "A":
         return to_fa2(params, window=window, pad_segments_to=pad_segments_to, round_max_seqlen_to=round_max_seqlen_to)
     arguments = _slot_arguments(params, pad_segments_to, round_max_seqlen_to)

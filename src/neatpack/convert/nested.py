@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import torch
 
-from neatpack.convert.segments import segment_lengths, slots
+from neatpack.convert.segments import check_form, segment_lengths, slots
 from neatpack.errors import MetadataError
 from neatpack.packed_seq import PackedSeqParams
 
@@ -25,7 +25,11 @@ def to_jagged(params: PackedSeqParams, *, form: Literal["A", "C"] = "A") -> dict
     Returns:
         `offsets [N+1] int32`, `lengths` (None in form A), `min_seqlen`, `max_seqlen`; on the worked example
         `[0, 2, 5, 6, 7, 9, 12]`, 1 and 3, in form C `[0, 2, 6, 7, 9, 12]` with lengths `[2, 3, 1, 2, 3]`.
+
+    Raises:
+        MetadataError: another form.
     """
+    check_form(form)
     if form == "C":
         layout = slots(params)
         shortest = int(layout.lengths.min()) if len(layout.lengths) else 0

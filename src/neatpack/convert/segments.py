@@ -194,6 +194,15 @@ def cumulative(lengths: torch.Tensor) -> torch.Tensor:
     return offsets
 
 
+def check_form(form: str) -> None:
+    """Refuse a layout form that a conversion does not have."""
+    if form not in ("A", "C"):
+        raise MetadataError(
+            f"form must be 'A' (every slot) or 'C' (slots and real lengths), got {form!r}. For tensors without their padding "
+            "(form B) convert what unpad_params(params) returns, in form 'A'."
+        )
+
+
 def check_window(window: int | None) -> None:
     """Refuse a sliding window that does not hold the query's own token."""
     if window is not None and window < 1:
