@@ -123,7 +123,11 @@ def contract_for(model: torch.nn.Module) -> Contract:
         model: a causal language model; wrappers (PEFT adapters, data parallel, compiled) are looked through. It is not
             run, so it may be sharded or on the meta device.
 
+    Returns:
+        What the model must be sent.
+
     Raises:
+        MissingDependencyError: transformers is not installed.
         ContractError: nothing that can be sent would keep documents apart in this model as it is: a recurrent or
             convolution layer, a head or a wrapper that packing does not support, an attention layer that neither reads
             offsets nor a mask. The message says what, where, why and the ways out.
@@ -157,6 +161,12 @@ def _payload(facts: ModelFacts, model: torch.nn.Module) -> Contract:
             _refuse_rewritten_masks(facts, model)
         if kind == "packed" and facts.standing_in:
             payload: Payload = "positions" if _masks_carry_positions(facts) else "starts"
+            if payload == "starts" and not facts.takes_starts:
+                raise ContractError(
+                    f"{facts.name} on {facts.attention}: in this version of transformers its code computes on a 2-D "
+                    "attention_mask before it hands one on, so no map of segment starts reaches its layers. "
+                    "Upgrade transformers (5.24 hands it on)."
+                )
             return Contract(
                 model=facts.name, attention=facts.attention, payload=payload, position_start=start, why=_STANDING_IN
             )

@@ -58,6 +58,7 @@ class ModelFacts:
         through_interface: names of attention classes that run the registered function.
         by_themselves: names of attention classes that compute attention in code of their own.
         standing_in: every attention layer is one of `neatpack.hf.layers`, which read a map of segment starts as their mask.
+        takes_starts: a map of segment starts as `attention_mask` reaches its layers; its code does not ask for a 2-D mask.
         replaceable: `neatpack.hf.layers` has classes that can stand in for some of its layers.
         loses_kwargs: names of modules between the model and its attention whose `forward` takes no keyword arguments, or
             does not pass them on, so that offsets cannot reach it.
@@ -86,6 +87,7 @@ class ModelFacts:
     through_interface: tuple[str, ...]
     by_themselves: tuple[str, ...]
     standing_in: bool
+    takes_starts: bool
     replaceable: bool
     loses_kwargs: tuple[str, ...]
     asks_attention_for: frozenset[str]
@@ -122,6 +124,7 @@ def model_facts(model: torch.nn.Module) -> ModelFacts:
         through_interface=_names(module for _, module in attention),
         by_themselves=_names(_own_attention(model, attention)),
         standing_in=bool(attention) and all(_stands_in(type(module)) for _, module in attention),
+        takes_starts=_takes_starts(text, whole),
         replaceable=any(stand_in_for(module) is not None for module in model.modules()),
         loses_kwargs=_names(_modules_that_lose_kwargs(model, attention, sources)),
         asks_attention_for=_asked(sources),
@@ -380,6 +383,12 @@ def _carries_state(module: torch.nn.Module) -> bool:
 def _is_layer(module: torch.nn.Module) -> bool:
     """Neither a norm nor something that holds the layers in question: it projects by itself."""
     return any(isinstance(part, torch.nn.Linear) for part in module.children()) and not hasattr(module, "get_output_embeddings")
+
+
+def _takes_starts(text: Any, source: str) -> bool:
+    """Not so in older versions of transformers, whose BERTs and Falcons compute on a 2-D mask before they hand it on."""
+    biased = bool(getattr(text, "alibi", False)) and "= build_alibi_tensor(mask" in source
+    return not biased and "get_extended_attention_mask(" not in source
 
 
 def _made_causal_by(text: Any, source: str) -> str | None:
