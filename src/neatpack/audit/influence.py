@@ -68,8 +68,12 @@ def influence_without_boundaries(
         position_start: where the model counts positions from.
         max_documents: as for `check_isolation`.
 
+    Returns:
+        The map, `[D, D]`.
+
     Raises:
         MetadataError: a map that does not fit the batch.
+        MetadataTypeError: a map that holds no integers.
     """
     one_a_row = (doc_ids > 0).to(doc_ids.dtype)
     removed = {

@@ -140,8 +140,12 @@ def audit_model(
         control: measure the map of the batch without its boundaries too, to read the other one against.
         progress: told how many of the implementations are done.
 
+    Returns:
+        A result for each implementation.
+
     Raises:
-        SourceError: no config there, or one that transformers does not know.
+        SourceError: no config there, one that transformers does not know, or rows shorter than 8 tokens.
+        MissingDependencyError: transformers is not installed.
     """
     if row_length < 8 or rows < 1:
         raise SourceError(f"an audit needs rows of at least 8 tokens, and one row; got {rows} x {row_length}.")

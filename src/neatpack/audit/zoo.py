@@ -27,7 +27,11 @@ buildable here; or accepted and not isolated, which is a fault of the contract."
 
 @dataclass(frozen=True)
 class Zoo:
-    """The matrix: one entry a model type, by name, each as `measure_entry` gives it."""
+    """The matrix.
+
+    Attributes:
+        entries: one dict a model type: its `name`, its `cells` by implementation, and the `seconds` that it took.
+    """
 
     entries: tuple[dict[str, Any], ...]
 

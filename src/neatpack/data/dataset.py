@@ -33,6 +33,7 @@ def lengths_of(source: Any) -> np.ndarray:
 
     Raises:
         SourceError: a source without usable `input_ids`.
+        StoreError: a folder of `neatpack pack` whose manifest is damaged.
 
     Example:
         >>> lengths_of([[11, 12], [21, 22, 23], [31]]).tolist()
@@ -60,6 +61,7 @@ class PackedDataset:
     Raises:
         SourceError: a source that has no usable `input_ids`, or a column that rows cannot carry.
         PlanError: a plan that was made for another source.
+        StoreError: a folder of `neatpack pack` whose manifest is damaged.
 
     Example:
         >>> documents = [[11, 12], [21, 22, 23], [31], [41, 42], [51, 52, 53]]

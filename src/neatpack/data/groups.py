@@ -14,6 +14,8 @@ import numpy as np
 from neatpack.errors import SourceError
 from neatpack.planning.groups import plan_groups
 
+__all__ = ["pack_groups", "pack_pairs"]
+
 Document = Sequence[int] | np.ndarray | Mapping[str, Any]
 
 

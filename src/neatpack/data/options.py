@@ -42,6 +42,11 @@ class PackOptions:
         vocab_size: ids at or above it are refused; for text the tokenizer's own size is used.
         unit_tokens: tokens of a packing unit, which is planned, and written as one shard, on its own; None chooses.
         file_format: of the shards: "arrow" (for `datasets.load_from_disk`) or "parquet" (for `load_dataset("parquet")`).
+
+    Raises:
+        PlanError: a row length, strategy, overflow policy, align, seed, limit or unit size that no plan can honour.
+        SourceError: a vocabulary below 1, columns named twice or that neatpack reads itself, or `eos_token` with `eos=False`.
+        StoreError: an unknown `file_format`.
     """
 
     seq_len: int

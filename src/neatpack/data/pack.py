@@ -53,16 +53,19 @@ class PackSummary:
         tokens: tokens in rows.
         lower_bound: fewest rows that any plan could have, summed over the packing units.
         shards: files written.
-        skipped: records left out by `skip_bad`, by reason, and `skipped_examples` the first of each.
+        skipped: records left out by `skip_bad`, by reason.
+        skipped_examples: the first record of each reason.
         spelled: documents whose text spells out a special token (`</s>`), by its name; it became that token, unless
             `split_special_tokens`.
         ignored_files: files in source folders that were not read, by suffix.
         ignored_columns: columns of the source that are not in the output.
-        columns: columns of the output, and `dtype` the one of `input_ids`.
+        columns: columns of the output.
+        dtype: of `input_ids`.
         seconds: wall time.
         labels_repeat_ids: whether the source has labels that all repeat the ids, and are not stored for that.
         file_format: of the shards.
-        token_columns: further columns carried with a number a token, and `document_columns` those with a value a document.
+        token_columns: further columns carried with a number a token.
+        document_columns: further columns carried with a value a document.
         resumed: whether an interrupted run had left work to go on with.
         max_docs_per_row: the most documents that a row may hold, or None.
         align: the multiple of tokens that rows have room to round every document up to, when they are collated.
@@ -148,10 +151,15 @@ def pack(
         progress: told how far each step is.
         **options: see `neatpack.data.PackOptions`.
 
+    Returns:
+        What was read, written and left out.
+
     Raises:
         SourceError: a source, file or record that cannot be read as asked.
         PlanError: options that no plan can honour, or documents longer than a row under `overflow="error"`.
         StoreError: an output folder that cannot be written.
+        PackError: an unknown engine, or a worker that ended.
+        MissingDependencyError: the tokenizer or the engine needs a package that is not installed.
 
     Example:
         >>> summary = pack(["corpus/"], "packed", 4096, overflow="split")  # doctest: +SKIP

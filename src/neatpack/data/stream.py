@@ -84,7 +84,11 @@ class RowStream:
         return 0, 1
 
     def set_epoch(self, epoch: int) -> None:
-        """Shuffle differently from the next iteration on; a state that was loaded for another epoch is let go."""
+        """Shuffle differently from the next iteration on; a state that was loaded for another epoch is let go.
+
+        Raises:
+            PlanError: no integer of zero or more.
+        """
         if epoch != self._epoch:
             self._epoch, self._loaded = check_seed(epoch), None
             self._forget()

@@ -66,9 +66,13 @@ def verify(
             what the manifest itself says of this does not count.
         progress: told how far each step is ("shards" and "source", in bytes).
 
+    Returns:
+        What was checked.
+
     Raises:
         StoreError: the first thing that is not as it must be: which shard or row, what was got, what was expected.
         SourceError: a source that cannot be read.
+        MissingDependencyError: the tokenizer that the manifest names needs a package that is not installed.
     """
     root = Path(folder)
     manifest = load_manifest(root)
