@@ -6,8 +6,8 @@ from array import array
 
 import numpy as np
 
-from neatpack.errors import PlanError
 from neatpack.planning.histogram import BLOCK
+from neatpack.planning.options import check_slices
 from neatpack.planning.plan import Rows
 
 
@@ -43,11 +43,7 @@ def plan_wrapped(lengths: np.ndarray, capacity: int, align: int) -> tuple[np.nda
         PlanError: more slices than a plan counts.
     """
     num_slices, num_tokens = _stream_size(lengths, capacity, align)
-    if num_slices >= 2**31:
-        raise PlanError(
-            f"wrapped would cut {len(lengths)} documents into {num_slices} slices in rows of {capacity} tokens: a plan counts "
-            "at most 2**31 - 1. Raise the capacity, or plan the documents in parts."
-        )
+    check_slices("wrapped", len(lengths), num_slices, capacity)
     doc, length = np.empty(num_slices, np.int32), np.empty(num_slices, np.int32)
     start = np.empty(num_slices, np.int32 if int(lengths.max(initial=0)) < 2**31 else np.int64)
     per_row = np.zeros(-(-num_tokens // capacity), np.int64)

@@ -45,3 +45,12 @@ def check_align(capacity: int, align: int) -> None:
             f"capacity {capacity} is not a multiple of align={align}: a document that fits a row only unaligned would have "
             f"no slot. Use a capacity of {ways}."
         )
+
+
+def check_slices(way: str, documents: int, slices: int, capacity: int) -> None:
+    """Refuse more slices, made by cutting documents, than a plan counts."""
+    if slices >= 2**31:
+        raise PlanError(
+            f"{way} would cut {documents} documents into {slices} pieces of up to {capacity} tokens: a plan counts at most "
+            "2**31 - 1. Raise the capacity, or plan the documents in parts."
+        )

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 
 from neatpack.errors import PlanError
+from neatpack.planning.options import check_slices
 from neatpack.planning.plan import PlanCounts
 
 Overflow = Literal["error", "drop", "truncate", "split"]
@@ -74,11 +75,7 @@ def apply_overflow(lengths: np.ndarray, capacity: int, overflow: Overflow, first
 def _split(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Cut every document into full rows and a rest: 121 tokens at capacity 60 become 60, 60, 1."""
     pieces = np.maximum(-(-lengths.astype(np.int64) // capacity), 1)
-    if int(pieces.sum()) >= 2**31:
-        raise PlanError(
-            f"split would cut {len(lengths)} documents into {int(pieces.sum())} pieces of up to {capacity} tokens: a plan "
-            "counts at most 2**31 - 1. Raise the capacity, or plan the documents in parts."
-        )
+    check_slices("split", len(lengths), int(pieces.sum()), capacity)
     first = np.cumsum(pieces) - pieces
     doc = np.repeat(np.arange(len(lengths), dtype=np.int32), pieces)
     start = (np.arange(len(doc)) - np.repeat(first, pieces)) * capacity
