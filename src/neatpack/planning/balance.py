@@ -48,10 +48,10 @@ class BalancedPlan:
     batch_rows: int
     spread_before: float
     spread_after: float
-    dropped_rows: int = 0
-    dropped_tokens: int = 0
-    repeated_rows: int = 0
-    repeated_tokens: int = 0
+    dropped_rows: int
+    dropped_tokens: int
+    repeated_rows: int
+    repeated_tokens: int
 
     @property
     def num_steps(self) -> int:

@@ -102,7 +102,7 @@ def _shortest(lengths: list[int], counts: list[int], number: int) -> tuple[list[
     """The `number` shortest pieces, as lengths and how many of each, and their tokens."""
     found: list[list[int]] = []
     tokens = index = 0
-    while number > 0 and index < len(lengths):
+    while number and index < len(lengths):
         count = min(counts[index], number)
         found.append([lengths[index], count])
         tokens += lengths[index] * count
