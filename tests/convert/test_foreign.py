@@ -58,6 +58,7 @@ class TestOffsets:
         [
             ([2, 5], {}, "must start at 0, got .2.*for lengths use doc_ids_from_seq_lengths"),
             ([], {}, "must start at 0"),
+            ([-1, -1], {}, "must start at 0, got .-1.*for lengths use doc_ids_from_seq_lengths"),
             ([0, 5, 3, 7], {}, r"cu_seqlens\[2\] is 3 after 5"),
             ([0, 5, 3, 5], {}, r"cu_seqlens\[2\] is 3 after 5"),
             ([0, 2, 2, 5], {}, r"cu_seqlens\[2\] is 2 after 2"),

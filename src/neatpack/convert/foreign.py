@@ -230,13 +230,12 @@ def _refuse_other_starts(positions: np.ndarray, pads: np.ndarray) -> None:
 def _offsets(cu_seqlens: Lengths) -> np.ndarray:
     """Checked offsets as `[N+1] int64`; repeats of the last, and negative entries behind it, are dropped."""
     offsets = integer_vector("cu_seqlens", cu_seqlens).astype(np.int64, copy=False)
-    proper = np.flatnonzero(offsets >= 0)
-    offsets = offsets[: int(proper[-1]) + 1 if len(proper) else 0]
     if not len(offsets) or offsets[0] != 0:
         raise MetadataError(
             f"cu_seqlens must start at 0, got {offsets[:1].tolist()}. Give cumulative offsets; for lengths use "
             "doc_ids_from_seq_lengths."
         )
+    offsets = offsets[: int(np.flatnonzero(offsets >= 0)[-1]) + 1]
     below = np.flatnonzero(offsets != offsets[-1])
     offsets = offsets[: int(below[-1]) + 2 if len(below) else 1]
     falls = np.diff(offsets) < 1
