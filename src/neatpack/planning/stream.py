@@ -7,9 +7,10 @@ a plan with all lengths in hand needs on uniform lengths, and closer on skewed o
 dictionary steps of Python a document, two to three microseconds; NumPy has nothing to add, since every placement depends on
 the one before.
 
-Under a limit on documents, best fit would finish rows by number that are half empty. There a document that no open row
-holds waits on, and rows are filled as `reserve` has it, until half of the lookahead is left: those that wait are a choice of
-lengths for the next rows. That stays within a percent of the lower bound, for up to half as much time again.
+Under a limit on documents, best fit would finish rows by number that are half empty; with fewer open rows than documents that
+wait, it would finish rows that the shorter ones could have filled. There a document that no open row holds waits on, and rows
+are filled as `reserve` has it, until half of the lookahead is left: those that wait are a choice of lengths for the next rows.
+That stays within a percent of the lower bound (two, where open rows are very few), for up to half as much time again.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from neatpack.planning.reserve import Row, fill_rows
 
 _STATE_VERSION = 1
 _CAPPED_STATE_VERSION = 2
-"""Of a planner that a limit on documents binds: one of version 1 placed them by best fit alone, and goes on to other rows."""
+"""Of a planner that a limit on documents or on open rows binds: one of version 1 placed by best fit alone, to other rows."""
 
 _length = itemgetter(2)
 
@@ -50,7 +51,7 @@ class StreamPlanner:
         capacity: tokens a row can hold.
         open_rows: unfinished rows kept; more of them fill better and hold documents back longer.
         lookahead: documents gathered before they are placed, longest first; 1 places each as it comes. Where
-            `max_docs_per_row` binds, half of them stay for the next rows.
+            `max_docs_per_row` binds, or `open_rows` is less, half of them stay for the next rows.
         overflow: what to do with a document longer than `capacity`, as in `plan_rows`.
         max_docs_per_row: the most documents (pieces, where they are cut) in one row. At the defaults that costs less than a
             percent over the bound: 0.1 % or less on lognormal(6, 1) lengths in rows of 4096 with 4, 8 or 16 documents, 0.6 %
@@ -88,14 +89,16 @@ class StreamPlanner:
         self._align = check_number("align", align, "tokens")
         check_align(self._capacity, self._align)
         # A limit of as many documents as there are units in a row never binds; of one document there is nothing to choose.
-        binds = self._max_docs is not None and 1 < self._max_docs < self._capacity // self._align
-        self._binding = self._max_docs if binds and self._lookahead > 1 else None
+        units = self._capacity // self._align
+        limit = min(self._max_docs or units, units)
+        binds = limit < units or self._lookahead > self._open_limit
+        self._binding = limit if binds and limit > 1 and self._lookahead > 1 else None
         self._counts = asdict(PlanCounts())
         self._forget()
 
     def _forget(self) -> None:
         self._waiting: list[Slice] = []
-        self._unfitting: list[Slice] = []  # waiting too, from short to long, where a limit on documents binds
+        self._unfitting: list[Slice] = []  # waiting too, from short to long, where a limit binds
         self._gather = self._lookahead  # documents that are to wait before they are placed
         self._rooms: list[int] = []  # sorted: each room, in units of `align`, that some open row has left
         self._rows_by_room: dict[int, list[Row]] = {}
@@ -198,7 +201,7 @@ class StreamPlanner:
         if version in (_STATE_VERSION, _CAPPED_STATE_VERSION) and differing:
             raise PlanError(f"the state is that of a planner with {', '.join(differing)}: make this one with the same.")
         if version != self._version:
-            which = "with this max_docs_per_row, " if self._binding else ""
+            which = "with these limits, " if self._binding else ""
             raise PlanError(f"a planner state of version {version!r}; {which}this release reads version {self._version}.")
 
     def _room(self, row: Row) -> int:
@@ -230,8 +233,8 @@ class StreamPlanner:
     def _place_waiting(self) -> list[Row]:
         """Best fit, longest first, of all that waits; returns the rows that were finished.
 
-        Nearly all of the planner's time is spent in this loop, so it calls nothing of its own. Where a limit on documents
-        binds, a document that no open row holds opens none: it stays, and `_fill_rows` sees to it.
+        Nearly all of the planner's time is spent in this loop, so it calls nothing of its own. Where a limit binds,
+        a document that no open row holds opens none: it stays, and `_fill_rows` sees to it.
         """
         finished: list[Row] = []
         unplaced: list[Slice] = []
