@@ -26,7 +26,8 @@ import sysconfig
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 COMPARISONS: dict[type[ast.cmpop], list[type[ast.cmpop]]] = {
@@ -57,19 +58,23 @@ SECONDS = 180
 """Processor time that the tests of a mutant may take: one that runs for longer hangs."""
 
 
-def mutants(source: str) -> Iterator[tuple[int, str, ast.Module]]:
-    """Line, description and tree of every mutant of a module; text (docstrings, messages) and annotations are left alone."""
+def mutants(source: str) -> Iterator[tuple[int, str, Callable[[], ast.Module]]]:
+    """Line, description and maker of every mutant of a module; text (docstrings, messages) and annotations are left alone."""
     tree = ast.parse(source)
     skipped = {id(inner) for node in ast.walk(tree) for inner in _silent(node)}
     for index, node in enumerate(ast.walk(tree)):
         if id(node) in skipped:
             continue
-        for number, (what, change) in enumerate(_changes(node)):
-            changed = copy.deepcopy(tree)
-            target = next(inner for place, inner in enumerate(ast.walk(changed)) if place == index)
-            _changes(target)[number][1](target)
-            del change
-            yield getattr(node, "lineno", 0), what, ast.fix_missing_locations(changed)
+        for number, (what, _) in enumerate(_changes(node)):
+            yield getattr(node, "lineno", 0), what, partial(_changed, tree, index, number)
+
+
+def _changed(tree: ast.Module, index: int, number: int) -> ast.Module:
+    """The tree with one change: the one of this number among those of the node that comes at this index."""
+    changed = copy.deepcopy(tree)
+    target = next(inner for place, inner in enumerate(ast.walk(changed)) if place == index)
+    _changes(target)[number][1](target)
+    return ast.fix_missing_locations(changed)
 
 
 def _silent(node: ast.AST) -> Iterator[ast.AST]:
@@ -163,7 +168,11 @@ def _run_tests(package: Path, tests: list[str], keyword: str, listed: Path | Non
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
         signal.alarm(30 * SECONDS)  # for one that waits
         import pytest
+        from hypothesis import Phase, settings
 
+        # An example that fails is enough: it is neither made smaller nor kept for a run on the module as it is.
+        settings.register_profile("mutants", phases=(Phase.explicit, Phase.generate), database=None)
+        settings.load_profile("mutants")
         # The plugins are imported already, and pytest warns of it.
         options = ["-x", "-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
         options += ["--hypothesis-seed=0", "-m", "not slow", "-k", keyword]
@@ -230,10 +239,10 @@ def main() -> int:
 def hunt(root: Path, folder: Path, chosen: list, patterns: list[str], keyword: str) -> int:
     """Run the mutants; print those that survive, and in the end how many of each kind there were."""
     begin, outcomes = time.monotonic(), Counter()
-    for number, module, line, what, tree in chosen:
+    for number, module, line, what, mutant in chosen:
         source = module.read_text(encoding="utf-8")
         victim = folder / "neatpack" / module.resolve().relative_to(root)
-        victim.write_text(ast.unparse(tree), encoding="utf-8")
+        victim.write_text(ast.unparse(mutant()), encoding="utf-8")
         told = outcome(folder, stages_of(module, patterns), keyword)
         outcomes[told] += 1
         if told == "survives":
