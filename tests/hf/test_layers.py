@@ -1,26 +1,27 @@
 """Families whose attention code goes past transformers' interface, on packed_varlen through layers that stand in for it."""
 
 import copy
+import json
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from neatpack import check_isolation, packed_seq_params_from_doc_ids
+from neatpack import check_isolation
 from neatpack.audit.zoo_models import small_model
 from neatpack.errors import ContractError
 from neatpack.hf import collator_for, contract_for, use_packed_varlen
 from neatpack.hf.layers.base import PackedLayer, with_alibi
-from neatpack.hf.layers.starts import segment_starts
 from neatpack.hf.segments import _watch
 from tiny_models import packed_batch, tiny_model
 
-SENT = {
-    "big_bird": "starts", "bloom": "starts", "falcon": "positions", "gpt_neo": "positions", "gpt_neox_japanese": "positions",
-    "megatron-bert": "starts", "mpt": "starts", "openai-gpt": "starts", "rembert": "starts", "xglm": "starts",
-}  # fmt: skip
+FAMILIES = [
+    "big_bird", "bloom", "falcon", "gpt_neo", "gpt_neox_japanese", "megatron-bert", "mpt", "openai-gpt", "rembert", "xglm"
+]  # fmt: skip
 ROWS = [
     {"input_ids": list(range(3, 35)), "seq_lengths": [20, 12]},
     {"input_ids": list(range(33, 5, -1)), "seq_lengths": [7, 1, 1, 9, 10]},
@@ -35,7 +36,7 @@ KINDS_OF_FALCON = {
 }
 
 
-@pytest.fixture(scope="module", params=SENT)
+@pytest.fixture(scope="module", params=FAMILIES)
 def family(request):
     """A name, the model on transformers' own attention, and the same model on packed_varlen."""
     return request.param, small_model(request.param, None, 32), use_packed_varlen(small_model(request.param, None, 32))
@@ -51,23 +52,20 @@ def logits_of(model, **inputs):
 
 
 def test_documents_are_what_they_are_alone_and_move_nobody(family):
-    name, _, model = family
+    _, _, model = family
     contract = contract_for(model)
-    assert (contract.payload, contract.attention) == (SENT[name], "packed_varlen")
+    assert (contract.payload, contract.attention) == ("offsets", "packed_varlen")
     report = check_isolation(model, batch_for(model))
     assert report.isolated, str(report)
     assert report.max_influence == 0.0
     assert report.control > 0.1
 
 
-def test_without_what_the_contract_sends_the_same_rows_leak_or_are_refused(family):
-    name, _, model = family
+def test_without_boundaries_the_same_rows_leak(family):
+    _, _, model = family
     batch = batch_for(model)
-    batch.pop("attention_mask", None)
-    if SENT[name] == "positions":
-        batch.pop("position_ids")
-    report = check_isolation(model, batch)
-    assert report.max_influence > 0.1
+    rows = {"input_ids": batch["input_ids"], "doc_ids": batch["doc_ids"]}
+    assert check_isolation(model, rows).max_influence > 0.1
 
 
 def test_a_whole_row_a_padded_row_and_what_is_generated_are_those_of_transformers(family):
@@ -133,6 +131,13 @@ def test_every_kind_of_falcon_is_isolated_and_agrees_with_transformers(kind):
     assert check_isolation(model, batch_for(model)).isolated
     ids = torch.arange(3, 23)[None]
     torch.testing.assert_close(logits_of(model, input_ids=ids), logits_of(plain, input_ids=ids), atol=1e-4, rtol=0)
+    padding = torch.tensor([[0] * 4 + [1] * 16])
+    padded = [logits_of(each, input_ids=ids, attention_mask=padding)[:, 4:] for each in (model, plain)]
+    torch.testing.assert_close(*padded, atol=1e-4, rtol=0)
+    with torch.no_grad():
+        caches = [each(input_ids=ids[:, :8], use_cache=True).cache for each in (model, plain)]
+        steps = [each(input_ids=ids[:, 8:], cache=cache).logits for each, cache in zip((model, plain), caches, strict=True)]
+    torch.testing.assert_close(*steps, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("heads", [4, 6])
@@ -181,28 +186,115 @@ def test_alibi_counts_within_documents():
     assert (packed - alone).abs().max() < 1e-5 * alone.abs().max()
 
 
-# --- what is sent -----------------------------------------------------------------------------------------------------
+# --- what a model is called with --------------------------------------------------------------------------------------
+
+DOC_MAP = torch.tensor([[1] * 20 + [2] * 12, [1] * 7 + [2] + [3] + [4] * 9 + [5] * 10 + [0] * 4])
 
 
-def test_segment_starts_of_the_worked_example():
-    doc_ids = torch.tensor([[1, 1, 2, 2, 2, 0], [1, 2, 2, 3, 3, 3]])
-    starts = segment_starts(packed_seq_params_from_doc_ids(doc_ids))
-    assert starts.shape == (2, 1, 1, 6)
-    assert starts[:, 0, 0].int().tolist() == [[1, 0, 1, 0, 0, 1], [1, 1, 0, 1, 0, 0]]
+def bare_batch(model):
+    """Tokens and positions that restart, and nothing else."""
+    batch = batch_for(model)
+    return {"input_ids": batch["input_ids"], "position_ids": batch["position_ids"]}
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_segment_starts_say_who_shares_a_segment(seed):
-    import numpy as np
+def test_positions_that_restart_are_read_with_a_cache_and_without(family):
+    _, _, model = family
+    batch = batch_for(model)
+    expected = logits_of(model, **{key: batch[key] for key in batch if key not in ("labels", "doc_ids")})
+    for further in ({}, {"use_cache": False}):
+        assert torch.equal(logits_of(model, **bare_batch(model), **further), expected)
 
-    from neatpack.testing import random_doc_ids
 
-    doc_ids = torch.as_tensor(random_doc_ids(np.random.default_rng(seed), 3, 17))
-    segment = segment_starts(packed_seq_params_from_doc_ids(doc_ids))[:, 0, 0].cumsum(1)
-    for row in range(3):
-        for place in range(1, 17):
-            joined = segment[row, place] == segment[row, place - 1]
-            assert bool(joined) == bool(doc_ids[row, place] == doc_ids[row, place - 1])
+@pytest.mark.parametrize(
+    "mask", [DOC_MAP.sign(), torch.ones_like(DOC_MAP), DOC_MAP], ids=["of padding", "of ones", "of documents"]
+)
+def test_a_two_dimensional_mask_that_would_lose_boundaries_is_refused(family, mask):
+    _, _, model = family
+    with pytest.raises(ContractError, match="position_ids go from 19 to 0 at row 0, position 20"):
+        model(**bare_batch(model), attention_mask=mask)
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 1, 32), (1, 1, 1, 32), (2, 1, 32, 32)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+def test_a_mask_of_four_dimensions_is_refused_whatever_it_means(family, shape, dtype):
+    _, _, model = family
+    with pytest.raises(ContractError, match="a mask that is not"):
+        model(input_ids=bare_batch(model)["input_ids"], attention_mask=torch.ones(shape, dtype=dtype))
+
+
+def test_offsets_that_do_not_fit_or_come_with_a_mask_are_refused(family):
+    _, _, model = family
+    batch = batch_for(model)
+    del batch["labels"], batch["doc_ids"]
+    wrong = {
+        "does not describe this batch": {"cu_seq_lens_q": batch["cu_seq_lens_q"][:-1]},
+        "came along with cu_seq_lens_q": {"attention_mask": torch.ones(2, 32)},
+        "came without cu_seq_lens_q": {"cu_seq_lens_q": None},
+        "but the longest segment has 20": {"max_length_q": 3},
+        "restart at row 0, position 20": {
+            "cu_seq_lens_q": torch.tensor([0, 32, 64], dtype=torch.int32),
+            "cu_seq_lens_k": None,
+            "max_length_q": 32,
+            "max_length_k": 32,
+        },
+    }
+    for words, change in wrong.items():
+        with pytest.raises(ContractError, match=words):
+            model(**{**batch, **change})
+
+
+def test_attention_weights_are_refused(family):
+    _, _, model = family
+    with pytest.raises(ContractError, match="computes no attention weights"):
+        model(input_ids=torch.arange(3, 9)[None], output_attentions=True)
+
+
+def test_the_model_within_takes_offsets_too(family):
+    """And returns what it returns when the outer model has read the boundaries for it."""
+    _, _, model = family
+    batch = batch_for(model)
+    del batch["labels"], batch["doc_ids"]
+    with torch.no_grad():
+        inner = model.base_model(**batch).last_hidden_state
+        lone = model.base_model(**{"input_ids": batch["input_ids"][:1, :20], "use_cache": False}).last_hidden_state
+    assert (inner[0, :20] - lone[0]).abs().max() < 1e-5 * lone.abs().max()
+
+
+def test_tokens_may_be_given_by_place(family):
+    _, _, model = family
+    batch = batch_for(model)
+    del batch["labels"], batch["doc_ids"]
+    expected = logits_of(model, **batch)
+    ids = batch.pop("input_ids")
+    with torch.no_grad():
+        assert torch.equal(model(ids, **batch).logits, expected)
+
+
+def test_offsets_may_end_in_empty_segments():
+    model = use_packed_varlen(small_model("mpt", None, 32))
+    batch = batch_for(model)
+    del batch["labels"], batch["doc_ids"]
+    expected = logits_of(model, **batch)
+    for name in ("cu_seq_lens_q", "cu_seq_lens_k"):
+        batch[name] = torch.cat([batch[name], batch[name][-1:].repeat(3)])
+    assert torch.equal(logits_of(model, **batch), expected)
+
+
+def test_a_compiled_model_has_one_program_for_any_documents():
+    """The hook is one of its own, and is compiled once more when the number of documents first changes."""
+    model = use_packed_varlen(small_model("mpt", None, 32))
+    graphs = []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(model, backend=count, fullgraph=True, dynamic=None)
+    for lengths in ([20, 12], [7, 1, 1, 9, 14], [3] * 10 + [2]):
+        batch = dict(collator_for(model)([{"input_ids": list(range(3, 35)), "seq_lengths": lengths}] * 2))
+        del batch["labels"]
+        assert torch.equal(logits_of(compiled, **batch), logits_of(model, **batch))
+    assert len(graphs) == 3
 
 
 def test_views_of_one_part_of_a_tensor_count_as_the_same_until_it_changes():
@@ -239,6 +331,40 @@ def test_selecting_it_twice_changes_nothing():
     model = use_packed_varlen(small_model("xglm", None, 32))
     kinds = [type(part) for part in model.modules()]
     assert [type(part) for part in use_packed_varlen(model).modules()] == kinds
+    assert [len(part._forward_pre_hooks) for part in (model, model.model)] == [1, 1]
+    assert check_isolation(use_packed_varlen(model, "by_another_name"), batch_for(model)).isolated
+    assert contract_for(model).attention == "by_another_name"
+
+
+def test_a_model_around_one_that_was_selected_before_reads_for_both():
+    model = small_model("rembert", None, 32)
+    use_packed_varlen(model.rembert)
+    assert check_isolation(use_packed_varlen(model), batch_for(model)).isolated
+
+
+def test_without_the_hook_there_is_no_contract():
+    model = use_packed_varlen(small_model("mpt", None, 32))
+    model._forward_pre_hooks.clear()
+    with pytest.raises(ContractError):
+        contract_for(model)
+
+
+def test_layers_work_in_a_process_that_registered_nothing(tmp_path):
+    model = use_packed_varlen(small_model("mpt", None, 32))
+    torch.save((model, batch_for(model)), tmp_path / "model.pt")
+    script = (
+        "import sys, torch; m, b = torch.load(sys.argv[1], weights_only=False); b.pop('doc_ids'); print(m(**b).loss.item())"
+    )
+    run = subprocess.run([sys.executable, "-c", script, str(tmp_path / "model.pt")], capture_output=True, text=True, check=True)
+    batch = batch_for(model)
+    del batch["doc_ids"]
+    assert float(run.stdout) == pytest.approx(model(**batch).loss.item(), rel=1e-5)
+
+
+def test_a_saved_part_names_the_class_that_everyone_knows(tmp_path):
+    model = use_packed_varlen(small_model("bloom", None, 32))
+    model.transformer.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["BloomModel"]
 
 
 def test_another_name_reaches_the_layers():
@@ -284,3 +410,22 @@ def plain_with_the_name(name):
     model = small_model(name, None, 32)
     model.config._attn_implementation = "packed_varlen"
     return model
+
+
+def test_blooms_slices_are_summed_as_transformers_sums_them():
+    config = transformers.BloomConfig(
+        vocab_size=128, hidden_size=64, n_layer=2, n_head=4, pretraining_tp=2, slow_but_exact=True
+    )
+    torch.manual_seed(0)
+    plain = AutoModelForCausalLM.from_config(config).eval()
+    for parameter in plain.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    model = use_packed_varlen(copy.deepcopy(plain))
+    ids = torch.arange(3, 23)[None]
+    torch.testing.assert_close(logits_of(model, input_ids=ids), logits_of(plain, input_ids=ids), atol=1e-4, rtol=0)
+
+
+def test_a_window_over_a_cache_of_fixed_size_is_refused():
+    model = use_packed_varlen(small_model("gpt_neo", None, 32))
+    with pytest.raises(ContractError, match="cache of fixed size"):
+        model.generate(torch.arange(3, 23)[None], max_new_tokens=3, do_sample=False, cache_implementation="static")

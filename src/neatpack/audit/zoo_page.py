@@ -17,7 +17,7 @@ _STANDING_IN = """\
 
 `packed_varlen` is what transformers calls through its `AttentionInterface`. These models compute attention past that call:
 selecting the name when they are loaded does not reach it. `neatpack.hf.use_packed_varlen(model)` gives the attention layers
-of the loaded model another forward, and `collator_for(model)` sends what that reads. Their column holds for such a model.
+of the loaded model another forward, and the model a hook that reads boundaries for them. Their column holds for such a model.
 """
 
 _HEADER = """\
@@ -93,7 +93,7 @@ def _totals(zoo: Zoo) -> str:
 def _standing_in(zoo: Zoo) -> str:
     """The models that packed_varlen isolates with layers of ours, and what is sent to them."""
     cells = {entry["name"]: entry["cells"]["packed_varlen"] for entry in zoo.entries}
-    names = [f"`{name}` ({cell['payload']})" for name, cell in cells.items() if cell.get("standing_in")]
+    names = [f"`{name}`" for name, cell in cells.items() if cell.get("standing_in")]
     return "\n".join([_STANDING_IN, f"{', '.join(names)}." if names else "None of these."])
 
 

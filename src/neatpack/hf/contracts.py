@@ -7,7 +7,6 @@ form they come in. A contract names the form that all of them read:
     positions   position_ids that restart, without a mask and without a cache; eager, sdpa and flex_attention
     mask        a 4-D mask, bool for sdpa and additive for eager, where the mask builder is never told positions
     mask_dict   such masks by layer type, where layers with and without a sliding window alternate
-    starts      a map of segment starts in a mask's place; the layers that use_packed_varlen puts in
 
 `contract_for` decides on `ModelFacts` alone and runs nothing, so it works on sharded models and on the meta device.
 `check_isolation` is the proof by measurement.
@@ -26,12 +25,11 @@ import torch
 from neatpack.convert.dense import to_additive_mask, to_dense_mask, to_mask_dict
 from neatpack.errors import ContractError
 from neatpack.hf.heads import refuse_wrappers_and_heads
-from neatpack.hf.layers.starts import segment_starts
 from neatpack.hf.model_facts import ATTENTION_KINDS, ModelFacts, model_facts
 from neatpack.hf.row_limit import RowLimit, row_limit
 from neatpack.packed_seq import PackedSeqParams
 
-Payload = Literal["offsets", "positions", "mask", "mask_dict", "starts"]
+Payload = Literal["offsets", "positions", "mask", "mask_dict"]
 
 _STOCK = ("eager", "sdpa", "flex_attention")
 # Layers that select keys among those a mask allows: where their attention function takes the mask and the selection.
@@ -49,7 +47,7 @@ class Contract:
     Attributes:
         model: the model's class.
         attention: its attention implementation.
-        payload: `offsets`, `positions`, `mask`, `mask_dict` or `starts`; see the module.
+        payload: `offsets`, `positions`, `mask` or `mask_dict`; see the module.
         window: sliding window in tokens that the masks must carry, since an explicit mask switches the model's own off.
         dtype: of additive masks, None for bool ones.
         position_start: the position of a document's first token: 0, or `padding_idx + 1` in the RoBERTa family.
@@ -73,8 +71,6 @@ class Contract:
     @property
     def mask_builder(self) -> Callable[[PackedSeqParams], Any] | None:
         """What builds `attention_mask` from a batch's params: None where no mask may be sent. Picklable."""
-        if self.payload == "starts":
-            return segment_starts
         if self.payload == "mask_dict":
             return partial(to_mask_dict, window=cast(int, self.window), dtype=self.dtype)
         if self.payload == "mask":
@@ -110,7 +106,6 @@ _PAYLOADS: dict[str, str] = {
     "positions": "no attention_mask, use_cache=False, position_ids that restart",
     "mask": "a 4-D attention_mask (bool for sdpa, additive for eager) with position_ids",
     "mask_dict": "4-D masks by layer type as attention_mask (bool for sdpa, additive for eager) with position_ids",
-    "starts": "the map of segment starts [B, 1, 1, S] as attention_mask, with position_ids",
 }
 
 _SENT = {"positions": "position_ids that restart", "mask": "a 4-D mask", "mask_dict": "4-D masks by layer type"}
@@ -160,15 +155,14 @@ def _payload(facts: ModelFacts, model: torch.nn.Module) -> Contract:
         if kind == "flash" or not _selects_by_positions(facts):
             _refuse_rewritten_masks(facts, model)
         if kind == "packed" and facts.standing_in:
-            payload: Payload = "positions" if _masks_carry_positions(facts) else "starts"
-            if payload == "starts" and not facts.takes_starts:
+            if not (facts.takes_starts or _masks_carry_positions(facts)):
                 raise ContractError(
                     f"{facts.name} on {facts.attention}: in this version of transformers its code computes on a 2-D "
                     "attention_mask before it hands one on, so no map of segment starts reaches its layers. "
                     "Upgrade transformers (5.24 hands it on)."
                 )
             return Contract(
-                model=facts.name, attention=facts.attention, payload=payload, position_start=start, why=_STANDING_IN
+                model=facts.name, attention=facts.attention, payload="offsets", position_start=start, why=_STANDING_IN
             )
         if facts.loses_kwargs and kind == "packed" and _masks_carry_positions(facts):
             lost = _LOST.format(_listed(facts))

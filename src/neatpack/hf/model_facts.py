@@ -57,8 +57,8 @@ class ModelFacts:
         reads_mask_as_padding: its distance bias is computed from a 2-D `attention_mask`, so that it takes no 4-D one.
         through_interface: names of attention classes that run the registered function.
         by_themselves: names of attention classes that compute attention in code of their own.
-        standing_in: every attention layer is one of `neatpack.hf.layers`, which read a map of segment starts as their mask.
-        takes_starts: a map of segment starts as `attention_mask` reaches its layers; its code does not ask for a 2-D mask.
+        standing_in: every attention layer is one of `neatpack.hf.layers`, and a hook on the model reads boundaries for them.
+        takes_starts: a map of segment starts, put in the mask's place, reaches its layers; no code on the way wants a 2-D mask.
         replaceable: `neatpack.hf.layers` has classes that can stand in for some of its layers.
         loses_kwargs: names of modules between the model and its attention whose `forward` takes no keyword arguments, or
             does not pass them on, so that offsets cannot reach it.
@@ -123,7 +123,7 @@ def model_facts(model: torch.nn.Module) -> ModelFacts:
         reads_mask_as_padding=bool(_BIAS_FROM_MASK.search(whole)),
         through_interface=_names(module for _, module in attention),
         by_themselves=_names(_own_attention(model, attention)),
-        standing_in=bool(attention) and all(_stands_in(type(module)) for _, module in attention),
+        standing_in=_reads_boundaries(model) and all(_stands_in(type(module)) for _, module in attention),
         takes_starts=_takes_starts(text, whole),
         replaceable=any(stand_in_for(module) is not None for module in model.modules()),
         loses_kwargs=_names(_modules_that_lose_kwargs(model, attention, sources)),
@@ -179,6 +179,12 @@ def _source_of(module: torch.nn.Module, sources: dict[type, str]) -> str:
     """
     kinds = [kind for kind in type(module).__mro__ if kind in sources]
     return "\n".join(sources[kind] for kind in [*filter(_stands_in, kinds)] or kinds)
+
+
+def _reads_boundaries(model: torch.nn.Module) -> bool:
+    from neatpack.hf.layers.boundaries import read_boundaries
+
+    return read_boundaries in model._forward_pre_hooks.values()
 
 
 def _stands_in(kind: type) -> bool:

@@ -64,7 +64,8 @@ def use_packed_varlen(model: Model, name: str = "packed_varlen") -> Model:
     Most families are simply set to it. In bloom, falcon, gpt_neo, gpt_neox_japanese, mpt, openai-gpt, xglm, big_bird,
     megatron-bert and rembert the attention layers of this one model are given a class of `neatpack.hf.layers` instead of their
     own: same parameters, same names (checkpoints, adapters and optimizers see no difference), another forward. transformers
-    itself and other models are not touched. Such a model's contract (`starts`, or `positions`) sends no offsets.
+    itself and other models are not touched. A hook on the model reads the boundaries it is called with, and refuses those that
+    would be lost. There is no way back: for another attention load the model again.
 
     Args:
         model: a transformers model as it was loaded: call this before it is compiled, hooked or sharded.
@@ -83,12 +84,16 @@ def use_packed_varlen(model: Model, name: str = "packed_varlen") -> Model:
         >>> trainer = Trainer(model, args, train_dataset=rows, data_collator=collator_for(model))  # doctest: +SKIP
     """
     register(name)
-    from neatpack.hf.layers import stand_in_for
+    from transformers import PreTrainedModel
 
-    models = [part for part in model.modules() if hasattr(part, "set_attn_implementation")]
+    from neatpack.hf.layers import stand_in_for
+    from neatpack.hf.layers.base import PackedLayer
+
+    models = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
     if not models:
         raise ContractError(f"{type(model).__name__} is no transformers model: nothing in it selects an attention.")
     standing_in = {part: kind for part in model.modules() if (kind := stand_in_for(part)) is not None}
+    standing_in |= {part: type(part) for part in model.modules() if isinstance(part, PackedLayer)}
     if not standing_in:
         return _set(model, models[0], name)
     replaced = sorted({type(part).__name__ for part in standing_in if "forward" in vars(part)})
@@ -102,7 +107,18 @@ def use_packed_varlen(model: Model, name: str = "packed_varlen") -> Model:
         cast(Any, part).attention_name = name
     for part in models:
         cast(Any, part.config)._attn_implementation = name
+    _read_boundaries_of(models)
     return model
+
+
+def _read_boundaries_of(models: list[Any]) -> None:
+    """Hook the models anew, the outermost first: a model within a model is called with what that one has read."""
+    from neatpack.hf.layers.boundaries import read_boundaries, read_boundaries_inside
+
+    for part in models:
+        for key in [key for key, hook in part._forward_pre_hooks.items() if hook in (read_boundaries, read_boundaries_inside)]:
+            del part._forward_pre_hooks[key], part._forward_pre_hooks_with_kwargs[key]
+        part.register_forward_pre_hook(read_boundaries if part is models[0] else read_boundaries_inside, with_kwargs=True)
 
 
 def _set(model: Model, inner: Any, name: str) -> Model:

@@ -62,7 +62,7 @@ class SegmentsOfBatch:
             return segments_from_offsets(mask, position_ids, offsets, key_offsets, batch, length, query.device)
 
         segments = self._remembered(query, (offsets, key_offsets, position_ids, starts), build)
-        _refuse_short_maximum(segments, max_length, max_key_length)
+        refuse_short_maximum(segments, max_length, max_key_length)
         return segments
 
     def from_rows(self, query: torch.Tensor, mask: PackedMask | None, position_ids: torch.Tensor | None) -> Segments:
@@ -213,7 +213,12 @@ def _refuse_positions_that_fall(segments: Segments, position_ids: torch.Tensor |
         )
 
 
-def _refuse_short_maximum(segments: Segments, *maxima: int | None) -> None:
+def refuse_short_maximum(segments: Segments, *maxima: int | None) -> None:
+    """Refuse a longest length with which a kernel would leave out keys.
+
+    Raises:
+        ContractError: the longest segment is longer.
+    """
     for maximum in maxima:
         if maximum is not None and int(maximum) < segments.plan.longest:
             raise ContractError(

@@ -104,7 +104,7 @@ def isolation_callback(*, probe: bool = True, tolerance: float | None = None, ma
             refuse_dispatched_batches(kwargs.get("train_dataloader"))
             if probe:
                 _refuse_sharded(args)
-                self._hook = model.register_forward_pre_hook(self._first_batch(args), with_kwargs=True)
+                self._hook = model.register_forward_pre_hook(self._first_batch(args), prepend=True, with_kwargs=True)
 
         def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self._unhook()
@@ -120,7 +120,7 @@ def isolation_callback(*, probe: bool = True, tolerance: float | None = None, ma
                 limit = _autocast_tolerance(model, batch, args) if tolerance is None else tolerance
                 self.report = require_isolation(model, batch, tolerance=limit, max_documents=max_documents)
                 if self.report.control is None:
-                    self._hook = model.register_forward_pre_hook(check, with_kwargs=True)
+                    self._hook = model.register_forward_pre_hook(check, prepend=True, with_kwargs=True)
 
             return check
 

@@ -15,7 +15,7 @@ _FAMILIES = "transformers.models."
 _STAND_INS = {
     "big_bird.modeling_big_bird.BigBirdSelfAttention": "bert.PackedBigBirdSelfAttention",
     "bloom.modeling_bloom.BloomAttention": "bloom.PackedBloomAttention",
-    "bloom.modeling_bloom.BloomModel": "bloom.PackedBloomModel",
+    "bloom.modeling_bloom.BloomModel": "bloom.BloomModel",
     "falcon.modeling_falcon.FalconAttention": "falcon.PackedFalconAttention",
     "falcon.modeling_falcon.FalconFlashAttention2": "falcon.PackedFalconAttention",
     "gpt_neo.modeling_gpt_neo.GPTNeoFlashAttention2": "gpt_neo.PackedGPTNeoSelfAttention",

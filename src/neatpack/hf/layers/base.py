@@ -9,6 +9,7 @@ from torch.nn import functional
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from neatpack.errors import ContractError
+from neatpack.hf.layers.boundaries import places_within
 from neatpack.hf.mask import PackedMask
 
 _CACHES = ("cache", "past_key_values", "layer_past")  # what transformers' versions call a layer's cache
@@ -19,8 +20,8 @@ _EXTRA = 8  # columns that ALiBi adds to a head: four in use, eight because kern
 class PackedLayer(torch.nn.Module):
     """An attention layer of its own code that calls the registered attention instead.
 
-    Boundaries come as `attention_mask`: a `PackedMask`, where the model's mask builder is told position ids; or the map
-    `[B, 1, 1, S]` that `segment_starts` makes, which transformers takes for a finished 4-D mask and hands on as it is.
+    Boundaries come as `attention_mask`: the map `[B, 1, 1, S]` of segment starts that `read_boundaries` put there, or the
+    `PackedMask` that the model's mask builder made.
 
     Attributes:
         attention_name: what the attention is registered as.
@@ -61,7 +62,8 @@ class PackedLayer(torch.nn.Module):
         Returns:
             `[B, S, H * D]`.
         """
-        boundaries = _boundaries(mask, query.shape[2])
+        causal = bool(getattr(self, "is_decoder", True))
+        boundaries = _boundaries(mask, query.shape[2], causal)
         if (
             window is not None
             and not isinstance(boundaries, PackedMask)
@@ -81,19 +83,28 @@ class PackedLayer(torch.nn.Module):
             dropout=dropout if self.training else 0.0,
             scaling=scaling,
             sliding_window=window,
-            is_causal=bool(getattr(self, "is_decoder", True)),
+            is_causal=causal,
             position_ids=position_ids,
         )
         merged: torch.Tensor = attended[..., :width].flatten(2)
         return merged
 
     def cached(
-        self, key: torch.Tensor, value: torch.Tensor, options: dict[str, Any], layer: int | None
+        self, key: torch.Tensor, value: torch.Tensor, options: dict[str, Any], layer: int | None, window: int | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values with those of a cache in front, where the call has one."""
+        """Keys and values with those of a cache in front, where the call has one.
+
+        Raises:
+            ContractError: a window over a cache of fixed size, in which the last keys are not the last places.
+        """
         cache = next((options[name] for name in _CACHES if options.get(name) is not None), None)
         if cache is None:
             return key, value
+        if window is not None and getattr(cache, "is_compileable", False):
+            raise ContractError(
+                f"{type(self).__name__} has a window of {window} tokens and was given a cache of fixed size, where it would be "
+                "counted from the end of the cache. Generate with a dynamic cache, which is the default."
+            )
         keys, values = getattr(cache, "self_attention_cache", cache).update(key, value, layer)
         return keys, values
 
@@ -139,10 +150,10 @@ def with_alibi(
     return torch.cat([query, for_query], dim=-1), torch.cat([key, for_key], dim=-1), functional.pad(value, (0, _EXTRA))
 
 
-def _boundaries(mask: torch.Tensor | PackedMask | None, queries: int) -> torch.Tensor | PackedMask | None:
+def _boundaries(mask: torch.Tensor | PackedMask | None, queries: int, causal: bool) -> torch.Tensor | PackedMask | None:
     """The map of segment starts as what the attention reads; everything else as it is."""
     if isinstance(mask, torch.Tensor) and mask.dim() == 4 and mask.shape[2] == 1 < queries == mask.shape[3]:
-        return PackedMask(mask[:, 0, 0], from_positions=True)
+        return PackedMask(mask[:, 0, 0], from_positions=True, causal=causal)
     return mask
 
 
@@ -158,7 +169,6 @@ def _within(window: int, mask: torch.Tensor | None, queries: int, key: torch.Ten
 
 def _places(starts: torch.Tensor | None, key: torch.Tensor) -> torch.Tensor:
     """Each key's place in its document, `[B, K]`; in its row where the mask says who sees whom."""
-    index = torch.arange(key.shape[2], device=key.device).expand(len(key), -1)
     if starts is None:
-        return index
-    return index - torch.where(starts.to(key.device), index, 0).cummax(1).values
+        return torch.arange(key.shape[2], device=key.device).expand(len(key), -1)
+    return places_within(starts.to(key.device))

@@ -6,14 +6,15 @@ from typing import Any
 
 import torch
 from torch.nn import functional
-from transformers.models.bloom.modeling_bloom import BloomAttention, BloomModel, build_alibi_tensor
+from transformers.models.bloom.modeling_bloom import BloomAttention, build_alibi_tensor
+from transformers.models.bloom.modeling_bloom import BloomModel as OriginalBloomModel
 
 from neatpack.hf.layers.base import PackedLayer
 from neatpack.hf.mask import PackedMask
 
 
 class PackedBloomAttention(PackedLayer, BloomAttention):
-    """`BloomAttention` within documents. Where a checkpoint asks for slices summed one by one, they are summed at once."""
+    """`BloomAttention` within documents. What `slow_but_exact` sums slice by slice is summed at once."""
 
     def forward(
         self,
@@ -36,11 +37,12 @@ class PackedBloomAttention(PackedLayer, BloomAttention):
             dropout=self.attention_dropout.p,
             slopes=build_alibi_tensor(two, self.num_heads, torch.float32)[:, 0, 1],
         )
-        projected = functional.dropout(self.dense(attended), self.hidden_dropout, self.training)
-        return projected + residual, None
+        by_slices = self.pretraining_tp > 1 and self.slow_but_exact  # which leaves the bias out
+        projected = functional.linear(attended, self.dense.weight) if by_slices else self.dense(attended)
+        return functional.dropout(projected, self.hidden_dropout, self.training) + residual, None
 
 
-class PackedBloomModel(BloomModel):
+class BloomModel(OriginalBloomModel):  # by the same name, which saved configs hold
     """`BloomModel` whose distance bias is left to its layers: it computes one from 2-D masks only."""
 
     def build_alibi_tensor(self, mask: torch.Tensor, num_heads: int, dtype: torch.dtype) -> None:

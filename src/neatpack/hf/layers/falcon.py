@@ -12,7 +12,11 @@ from neatpack.hf.mask import PackedMask
 
 
 class PackedFalconAttention(PackedLayer, FalconAttention):
-    """`FalconAttention` within documents. As there, attention weights are dropped under ALiBi only."""
+    """`FalconAttention` within documents. As there, attention weights are dropped under ALiBi only.
+
+    ALiBi is computed as the paper has it; transformers rounds its biases to bfloat16 whatever the model's dtype, which makes
+    itself felt over a thousand tokens away.
+    """
 
     def forward(
         self,
@@ -30,7 +34,9 @@ class PackedFalconAttention(PackedLayer, FalconAttention):
             assert position_embeddings is not None
             query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
         else:
-            slopes, dropout = self._slopes(query.device), self.attention_dropout.p
+            dropout = self.attention_dropout.p
+            if not isinstance(attention_mask, torch.Tensor):  # a mask in full has the biases in it already
+                slopes = self._slopes(query.device)
         key, value = self.cached(key, value, options, self.layer_idx)
         attended = self.attend(
             query,

@@ -21,7 +21,7 @@ class PackedGPTNeoSelfAttention(PackedLayer, GPTNeoSelfAttention):
         shape = (*hidden_states.shape[:-1], self.num_heads, self.head_dim)
         projections = (self.q_proj, self.k_proj, self.v_proj)
         query, key, value = (project(hidden_states).view(shape).transpose(1, 2) for project in projections)
-        key, value = self.cached(key, value, options, self.layer_id)
         window = self.config.window_size if self.attention_type == "local" else None
+        key, value = self.cached(key, value, options, self.layer_id, window)
         attended = self.attend(query, key, value, attention_mask, scaling=1.0, dropout=self.attn_dropout.p, window=window)
         return self.resid_dropout(self.out_proj(attended)), None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers.models.mpt.modeling_mpt import MptAttention
+from transformers.models.mpt.modeling_mpt import MptAttention, build_mpt_alibi_tensor
 
 from neatpack.hf.layers.base import PackedLayer
 from neatpack.hf.mask import PackedMask
@@ -21,14 +21,15 @@ class PackedMptAttention(PackedLayer, MptAttention):
         attention_mask: torch.Tensor | PackedMask | None = None,
         **options: Any,
     ) -> tuple[torch.Tensor, None]:
-        """Attend; `[B, S, hidden]` in and out. Of `position_bias`, `[H, 1, K]`, the step between two keys is used."""
+        """Attend; `[B, S, hidden]` in and out. `position_bias`, `[H, 1, K]`, is made anew, within documents."""
         mixed = self.Wqkv(hidden_states)
         if self.clip_qkv:
             mixed = mixed.clamp(min=-self.clip_qkv, max=self.clip_qkv)
         shape = (*hidden_states.shape[:-1], self.n_heads, self.head_dim)
         query, key, value = (part.view(shape).transpose(1, 2) for part in mixed.chunk(3, dim=-1))
         key, value = self.cached(key, value, options, self.layer_idx)
-        slopes = None if position_bias is None else (position_bias[:, 0, -1] - position_bias[:, 0, -2])
+        two = build_mpt_alibi_tensor(self.n_heads, 2, device=query.device)
+        slopes = None if position_bias is None else two[:, 0, 1] - two[:, 0, 0]
         attended = self.attend(
             query, key, value, attention_mask, scaling=self.softmax_scale, dropout=self.attn_dropout_p, slopes=slopes
         )

@@ -1,0 +1,133 @@
+"""How boundaries get to stand-in layers: what the model is called with is read where it is called, and handed on as a map.
+
+Between a model and its attention these families lose keyword arguments, and most tell their mask builder no positions. What
+none of them loses is a mask of four dimensions, which transformers takes for finished. So a hook on the model turns offsets
+(or positions that restart) into the map `[B, 1, 1, S]` of segment starts in the mask's place, after the checks that
+packed_varlen makes elsewhere; and refuses what would be dropped on the way. Nothing is kept between calls: with gradient
+checkpointing a layer runs again on the very map of its first run.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+
+from neatpack.errors import ContractError
+from neatpack.hf.register import register
+from neatpack.hf.segments import WAYS_OUT, refuse_lost_boundaries, refuse_short_maximum, segments_from_offsets
+from neatpack.hf.segments_op import traced_offsets
+
+_OFFSETS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+_CACHES = ("cache", "past_key_values")
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def read_boundaries(model: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Call | None:
+    """Forward pre-hook of a model with stand-in layers: its call, with boundaries in the form that the layers read.
+
+    Args:
+        model: the model.
+        arguments: positional arguments of the call.
+        options: keyword arguments of the call: offsets as `PackedCollator` sends them, or positions that restart.
+
+    Raises:
+        ContractError: boundaries that do not fit the input or would be lost, a mask of four dimensions, or attention weights
+            asked for, which nobody computes here.
+    """
+    named = {**dict(zip(inspect.signature(model.forward).parameters, arguments, strict=False)), **options}
+    tokens = named.get("input_ids") if named.get("inputs_embeds") is None else named["inputs_embeds"]
+    if not isinstance(tokens, torch.Tensor) or tokens.dim() < 2:
+        return None  # the model's own error says what is missing
+    _register_here(model.config._attn_implementation)
+    _refuse_weights(model, named)
+    offsets = [named.pop(name, None) for name in _OFFSETS]
+    mask = named.get("attention_mask")
+    if mask is not None and not (isinstance(mask, torch.Tensor) and mask.dim() == 2):
+        raise ContractError(
+            f"{type(model).__name__} has attention layers of neatpack, and was given a mask that is not [B, S]: those layers "
+            "take boundaries as offsets. Build the batch with collator_for(model) as the model is now, or leave the mask out."
+        )
+    starts = _starts(tokens, mask, named.get("position_ids"), offsets, any(named.get(name) is not None for name in _CACHES))
+    if starts is None:
+        return (), named
+    if getattr(model.config.get_text_config(), "alibi", False) and hasattr(model.config, "new_decoder_architecture"):
+        # Falcon's ALiBi is computed from a 2-D mask; its mask builder finds segments in positions, where there is no cache
+        return (), {**named, "position_ids": places_within(starts), "use_cache": False}
+    return (), {**named, "attention_mask": starts[:, None, None]}
+
+
+def read_boundaries_inside(model: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Call | None:
+    """The same for a model within a model, which is called by that with the map, or by itself with anything."""
+    mask = options.get("attention_mask")
+    is_map = isinstance(mask, torch.Tensor) and mask.dtype == torch.bool and mask.dim() == 4 and mask.shape[2] == 1
+    return None if is_map else read_boundaries(model, arguments, options)
+
+
+def places_within(starts: torch.Tensor) -> torch.Tensor:
+    """Each token's place in its segment, `[B, S] int64`, from the map of segment starts `[B, S]`."""
+    index = torch.arange(starts.shape[1], device=starts.device).expand(len(starts), -1)
+    return index - torch.where(starts, index, 0).cummax(1).values
+
+
+def _starts(
+    tokens: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor | None, offsets: list[Any], cached: bool
+) -> torch.Tensor | None:
+    """The map of segment starts, bool `[B, S]`, or None where every row is one document, or a part of one behind a cache."""
+    batch, length = tokens.shape[:2]
+    if any(part is not None for part in offsets):
+        if mask is not None:
+            raise ContractError(
+                f"an attention_mask {list(mask.shape)} came along with cu_seq_lens_q: padding is a segment of its own in the "
+                f"offsets, so leave the mask out. {WAYS_OUT}"
+            )
+        return _starts_of_offsets(tokens, positions, offsets)
+    if positions is None or positions.dim() != 2 or positions.shape[1] != length or length < 2:
+        return None
+    if mask is not None:
+        kept = mask[:, -length:].to(torch.bool)
+        refuse_lost_boundaries(_with_first(~(kept[:, 1:] & kept[:, :-1])), positions, batch, length, length)
+        return None
+    breaks = (positions[:, 1:] - positions[:, :-1] != 1).expand(batch, -1)
+    if torch.compiler.is_compiling():
+        return None if cached else _with_first(breaks)
+    return _with_first(breaks) if bool(breaks.any()) else None
+
+
+def _starts_of_offsets(tokens: torch.Tensor, positions: torch.Tensor | None, offsets: list[Any]) -> torch.Tensor:
+    (batch, length), (queries, keys, *longest) = tokens.shape[:2], offsets
+    if queries is None:
+        raise ContractError(f"cu_seq_lens_k or max_length_* came without cu_seq_lens_q. {WAYS_OUT}")
+    if torch.compiler.is_compiling():
+        cuts = traced_offsets(tokens.new_empty(batch, 1, length, 0), None, positions, queries, keys)
+    else:
+        segments = segments_from_offsets(None, positions, queries, keys, batch, length, tokens.device)
+        refuse_short_maximum(segments, *longest)
+        cuts = segments.cu_seqlens
+    # one place more, for the last offset and empty segments at the end
+    marks = torch.zeros(batch * length + 1, dtype=torch.bool, device=tokens.device)
+    return marks.index_fill(0, cuts.long(), True)[:-1].view(batch, length)
+
+
+def _with_first(breaks: torch.Tensor) -> torch.Tensor:
+    """`[B, S - 1]` to `[B, S]`: a row's first token starts a segment."""
+    return torch.cat([breaks.new_ones(len(breaks), 1), breaks], dim=1)
+
+
+def _register_here(name: str) -> None:
+    """A model that was sent to another process brings its layers along, and not what they are registered as."""
+    from transformers import AttentionInterface
+
+    if name not in AttentionInterface._global_mapping:
+        register(name)
+
+
+def _refuse_weights(model: Any, named: dict[str, Any]) -> None:
+    asked = named.get("output_attentions")
+    if asked or (asked is None and getattr(model.config, "output_attentions", False)):
+        raise ContractError(
+            f"{type(model).__name__} on packed_varlen computes no attention weights (output_attentions=True). Load the model "
+            "again on 'eager' to look at them."
+        )
