@@ -70,6 +70,12 @@ def test_worked_example_te_real():
     assert arguments["pad_between_seqs"] is True
 
 
+@pytest.mark.parametrize("offsets", ["slots", "real"])
+@pytest.mark.parametrize(("window", "sides"), [(None, (-1, 0)), (1, (0, 0)), (3, (2, 0))])
+def test_no_query_sees_a_key_to_its_right_with_a_window_or_without(offsets, window, sides):
+    assert to_te(worked(), offsets=offsets, window=window)["window_size"] == sides
+
+
 def test_equal_offsets_are_one_object_and_no_padding_between():
     arguments = to_te(params_of([[1, 1, 2]]), offsets="real")
     assert arguments["cu_seqlens_q"] is arguments["cu_seqlens_q_padded"]

@@ -167,7 +167,11 @@ def test_an_empty_batch_has_empty_pieces(doc_ids):
         ({"max_seqlen": 4}, "max_seqlen is 4"),
         (
             {"cu_seqlens": torch.tensor([0, 2, 5, 7, 9, 12], dtype=torch.int32)},
-            r"doc_ids\[1, 0\] starts a segment, but cu_seqlens has no offset there",
+            r"doc_ids\[1, 0\] starts a segment, but cu_seqlens has no offset there \(flattened position 6\)",
+        ),
+        (
+            {"cu_seqlens": torch.tensor([0, 2, 5, 6, 9, 12], dtype=torch.int32)},
+            r"doc_ids\[1, 1\] starts a segment, but cu_seqlens has no offset there \(flattened position 7\)",
         ),
         (
             {"cu_seqlens": torch.tensor([0, 2, 4, 5, 6, 7, 9, 12], dtype=torch.int32)},

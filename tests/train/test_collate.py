@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from neatpack import PackedCollator, packed_seq_params_from_doc_ids
+from neatpack.convert.dense import to_dense_mask
 from neatpack.errors import MetadataError, PackError
 from neatpack.testing import WORKED_EXAMPLE, random_lengths
 
@@ -52,6 +53,13 @@ def test_a_batch_has_no_attention_mask_and_starts_with_input_ids():
     ]
     assert [batch[key].dtype for key in ("input_ids", "labels", "position_ids")] == [torch.int64] * 3
     assert batch["cu_seq_lens_q"].dtype == torch.int32
+
+
+def test_the_mask_builders_mask_of_this_batch_is_its_attention_mask():
+    batch = PackedCollator(mask_builder=to_dense_mask, return_params=True)(ROWS)
+    assert torch.equal(batch["attention_mask"], to_dense_mask(batch["packed_seq_params"]))
+    assert batch["attention_mask"].shape == (2, 1, 6, 6)
+    assert "attention_mask" not in PackedCollator()(ROWS)
 
 
 @pytest.mark.parametrize("seed", range(20))
