@@ -76,7 +76,7 @@ def doc_ids_from_cu_seqlens(
     runs = np.column_stack([real, lengths - real]).reshape(-1)
     flags = np.repeat(np.tile([True, False], len(lengths)), runs)
     starts = np.zeros(total, bool)
-    starts[offsets[:-1][real > 0]] = True
+    starts[offsets[:-1]] = True
     pads = np.ones(total, bool)
     pads[: len(flags)] = ~flags
     return _number_runs(starts.reshape(rows, width), pads.reshape(rows, width))
