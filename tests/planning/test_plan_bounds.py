@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -64,3 +66,13 @@ def test_counts_that_nothing_was_counted_for_are_zero() -> None:
     counts = PlanCounts()
     assert (counts.documents, counts.tokens, counts.empty, counts.split) == (0, 0, 0, 0)
     assert (counts.dropped, counts.dropped_tokens, counts.truncated, counts.truncated_tokens) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("number", [1, 5, 6])
+def test_an_error_names_five_overlong_documents_and_counts_the_others(number) -> None:
+    named = ", ".join(f"document {doc} (9 tokens)" for doc in range(min(number, 5)))
+    more = " and 1 more" if number == 6 else ""
+    with pytest.raises(
+        PlanError, match=re.escape(f"{number} of {number} documents") + ".*: " + re.escape(f"{named}{more}. Raise")
+    ):
+        plan_rows([9] * number, 8)
