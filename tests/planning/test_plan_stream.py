@@ -186,6 +186,23 @@ def test_a_state_of_another_planner_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "lengths", "open_rows"),
+    [
+        ({"capacity": 10, "lookahead": 1}, [9], [[[0, 0, 9]]]),  # room for one token more
+        ({"capacity": 1, "lookahead": 1}, [1], []),
+        ({"capacity": 10, "max_docs_per_row": 1}, [4], []),
+        ({"capacity": 10, "max_docs_per_row": 2, "lookahead": 1}, [4], [[[0, 0, 4]]]),
+    ],
+)
+def test_a_state_that_is_as_full_as_a_planner_allows_is_taken(options, lengths, open_rows) -> None:
+    before, after = StreamPlanner(**options), StreamPlanner(**options)
+    before.extend(lengths)
+    after.load_state_dict(before.state_dict())
+    assert after.state_dict() == before.state_dict()
+    assert after.state_dict()["open_rows"] == open_rows
+
+
+@pytest.mark.parametrize(
     "options",
     [{"capacity": 0}, {"open_rows": 0}, {"lookahead": 0}, {"overflow": "skip"}, {"align": 3}, {"max_docs_per_row": 0}],
 )

@@ -137,9 +137,10 @@ def test_documents_placed_as_they_come_are_placed_by_best_fit(lengths, cap, open
 
 @pytest.mark.parametrize("align", [1, 4])
 @pytest.mark.parametrize("spare", [0, 1, 1000])
-def test_a_cap_that_never_binds_changes_nothing(align, spare) -> None:
+@pytest.mark.parametrize("open_rows", [8, 16])  # with as many open rows as documents wait, only the cap could bind
+def test_a_cap_that_never_binds_changes_nothing(align, spare, open_rows) -> None:
     lengths = np.random.default_rng(7).integers(1, 30, 500)
-    options = {"open_rows": 8, "lookahead": 16, "align": align}
+    options = {"open_rows": open_rows, "lookahead": 16, "align": align}
     plain, capped = (StreamPlanner(64, max_docs_per_row=cap, **options) for cap in (None, 64 // align + spare))
     for begin in range(0, 500, 50):
         assert plain.extend(lengths[begin : begin + 50]) == capped.extend(lengths[begin : begin + 50])
