@@ -180,9 +180,9 @@ def test_a_state_of_another_planner_is_refused() -> None:
     for broken in ({}, {**state, "waiting": [[1]]}, {**state, "counts": {"files": 3}}, {**state, "open_rows": None}):
         with pytest.raises(PlanError, match="no state of a StreamPlanner"):
             StreamPlanner(10, lookahead=7).load_state_dict(broken)
-    overfull = {**state, "open_rows": [[[0, 0, 11]]]}
-    with pytest.raises(PlanError, match="no state of a StreamPlanner"):
-        StreamPlanner(10, lookahead=7).load_state_dict(overfull)
+    for length in (10, 11):  # full, so finished; and overfull
+        with pytest.raises(PlanError, match="no state of a StreamPlanner: it holds more than its own options allow"):
+            StreamPlanner(10, lookahead=7).load_state_dict({**state, "open_rows": [[[0, 0, length]]]})
 
 
 @pytest.mark.parametrize(
