@@ -9,10 +9,9 @@ from torch.nn import functional
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from neatpack.errors import ContractError
-from neatpack.hf.layers.boundaries import places_within
+from neatpack.hf.layers.boundaries import CACHES, places_within
 from neatpack.hf.mask import PackedMask
 
-_CACHES = ("cache", "past_key_values", "layer_past")  # what transformers' versions call a layer's cache
 _FINE = 256  # positions below this are exact in bfloat16, and so are its multiples up to 65536
 _EXTRA = 8  # columns that ALiBi adds to a head: four in use, eight because kernels want multiples of eight
 
@@ -44,7 +43,6 @@ class PackedLayer(torch.nn.Module):
         dropout: float = 0.0,
         window: int | None = None,
         slopes: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Causal attention within documents; heads are merged.
 
@@ -57,7 +55,6 @@ class PackedLayer(torch.nn.Module):
             dropout: probability of dropping an attention weight, in training.
             window: sliding window in tokens, the query's own included.
             slopes: `[H]` of ALiBi, in units of the scores after scaling.
-            position_ids: `[B, S]`, to find boundaries that got lost.
 
         Returns:
             `[B, S, H * D]`.
@@ -84,7 +81,6 @@ class PackedLayer(torch.nn.Module):
             scaling=scaling,
             sliding_window=window,
             is_causal=causal,
-            position_ids=position_ids,
         )
         merged: torch.Tensor = attended[..., :width].flatten(2)
         return merged
@@ -97,7 +93,7 @@ class PackedLayer(torch.nn.Module):
         Raises:
             ContractError: a window over a cache of fixed size, in which the last keys are not the last places.
         """
-        cache = next((options[name] for name in _CACHES if options.get(name) is not None), None)
+        cache = next((options[name] for name in CACHES if options.get(name) is not None), None)
         if cache is None:
             return key, value
         if window is not None and getattr(cache, "is_compileable", False):

@@ -20,7 +20,8 @@ from neatpack.hf.segments import WAYS_OUT, refuse_lost_boundaries, refuse_short_
 from neatpack.hf.segments_op import traced_offsets
 
 _OFFSETS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
-_CACHES = ("cache", "past_key_values")
+CACHES = ("cache", "past_key_values", "layer_past")
+"""What transformers' versions and layers call a cache."""
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -50,7 +51,7 @@ def read_boundaries(model: Any, arguments: tuple[Any, ...], options: dict[str, A
             f"{type(model).__name__} has attention layers of neatpack, and was given a mask that is not [B, S]: those layers "
             "take boundaries as offsets. Build the batch with collator_for(model) as the model is now, or leave the mask out."
         )
-    starts = _starts(tokens, mask, named.get("position_ids"), offsets, any(named.get(name) is not None for name in _CACHES))
+    starts = _starts(tokens, mask, named.get("position_ids"), offsets, any(named.get(name) is not None for name in CACHES))
     if starts is None:
         return (), named
     if getattr(model.config.get_text_config(), "alibi", False) and hasattr(model.config, "new_decoder_architecture"):

@@ -23,7 +23,6 @@ class PackedFalconAttention(PackedLayer, FalconAttention):
         hidden_states: torch.Tensor,
         alibi: torch.Tensor | None = None,
         attention_mask: torch.Tensor | PackedMask | None = None,
-        position_ids: torch.Tensor | None = None,
         position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
         **options: Any,
     ) -> tuple[torch.Tensor, None]:
@@ -38,16 +37,7 @@ class PackedFalconAttention(PackedLayer, FalconAttention):
             if not isinstance(attention_mask, torch.Tensor):  # a mask in full has the biases in it already
                 slopes = self._slopes(query.device)
         key, value = self.cached(key, value, options, self.layer_idx)
-        attended = self.attend(
-            query,
-            key,
-            value,
-            attention_mask,
-            scaling=self.inv_norm_factor,
-            dropout=dropout,
-            slopes=slopes,
-            position_ids=position_ids,
-        )
+        attended = self.attend(query, key, value, attention_mask, scaling=self.inv_norm_factor, dropout=dropout, slopes=slopes)
         return self.dense(attended), None
 
     def _slopes(self, device: torch.device) -> torch.Tensor:

@@ -18,7 +18,6 @@ class PackedGPTNeoXJapaneseAttention(PackedLayer, GPTNeoXJapaneseAttention):
         self,
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | PackedMask | None = None,
-        position_ids: torch.Tensor | None = None,
         *,
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
         **options: Any,
@@ -31,12 +30,6 @@ class PackedGPTNeoXJapaneseAttention(PackedLayer, GPTNeoXJapaneseAttention):
         query, key = (torch.cat([part, whole[..., rotated:]], dim=-1) for part, whole in zip(turned, (query, key), strict=True))
         key, value = self.cached(key, value, options, self.layer_idx)
         attended = self.attend(
-            query,
-            key,
-            value,
-            attention_mask,
-            scaling=1 / self.norm_factor,
-            dropout=self.attention_dropout.p,
-            position_ids=position_ids,
+            query, key, value, attention_mask, scaling=1 / self.norm_factor, dropout=self.attention_dropout.p
         )
         return self.dense(attended), None, self.dense_bias
