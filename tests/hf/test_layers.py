@@ -1,6 +1,7 @@
 """Families whose attention code goes past transformers' interface, on packed_varlen through layers that stand in for it."""
 
 import copy
+import inspect
 import json
 import pickle
 import subprocess
@@ -11,7 +12,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from neatpack import check_isolation
+from neatpack import PackedCollator, check_isolation
 from neatpack.audit.zoo_models import small_model
 from neatpack.errors import ContractError
 from neatpack.hf import collator_for, contract_for, use_packed_varlen
@@ -134,10 +135,38 @@ def test_every_kind_of_falcon_is_isolated_and_agrees_with_transformers(kind):
     padding = torch.tensor([[0] * 4 + [1] * 16])
     padded = [logits_of(each, input_ids=ids, attention_mask=padding)[:, 4:] for each in (model, plain)]
     torch.testing.assert_close(*padded, atol=1e-4, rtol=0)
+    holes = torch.ones(1, 20, dtype=torch.long)
+    holes[0, 6:9] = 0
+    holed = [logits_of(each, input_ids=ids, attention_mask=holes)[:, holes[0] > 0] for each in (model, plain)]
+    torch.testing.assert_close(*holed, atol=1e-4, rtol=0)
     with torch.no_grad():
         caches = [each(input_ids=ids[:, :8], use_cache=True).cache for each in (model, plain)]
         steps = [each(input_ids=ids[:, 8:], cache=cache).logits for each, cache in zip((model, plain), caches, strict=True)]
     torch.testing.assert_close(*steps, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("alibi", [False, True])
+@pytest.mark.parametrize("head", [transformers.FalconForTokenClassification, transformers.FalconForQuestionAnswering])
+def test_heads_of_falcon_keep_the_documents_of_offsets_apart(head, alibi):
+    """Whether they hand positions on or not; what a contract says of such heads is another matter."""
+    torch.manual_seed(0)
+    model = use_packed_varlen(head(transformers.FalconConfig(**FALCON, alibi=alibi)).eval())
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.2)
+    batch = dict(PackedCollator()(ROWS))
+    del batch["labels"]
+    name = "logits" if head is transformers.FalconForTokenClassification else "start_logits"
+
+    def scores(ids):
+        with torch.no_grad():
+            return getattr(model(**{**batch, "input_ids": ids}), name)[0]
+
+    changed = batch["input_ids"].clone()
+    changed[0, 3] = 99
+    before, after = scores(batch["input_ids"]), scores(changed)
+    assert torch.equal(before[20:], after[20:])
+    assert not torch.equal(before[:20], after[:20])
 
 
 @pytest.mark.parametrize("heads", [4, 6])
@@ -260,6 +289,42 @@ def test_the_model_within_takes_offsets_too(family):
     assert (inner[0, :20] - lone[0]).abs().max() < 1e-5 * lone.abs().max()
 
 
+def test_an_empty_cache_changes_nothing_and_a_filled_one_is_refused(family):
+    name, _, model = family
+    if name == "openai-gpt":
+        pytest.skip("it has no cache")
+    batch = batch_for(model)
+    del batch["labels"], batch["doc_ids"]
+    expected = logits_of(model, **batch)
+    keyword = next(each for each in ("cache", "past_key_values") if each in inspect.signature(model.forward).parameters)
+    cache = transformers.DynamicCache()
+    assert torch.equal(logits_of(model, **{**batch, keyword: cache, "use_cache": True}), expected)
+    with pytest.raises(ContractError, match="not a cache or a prefix"):
+        model(**{**batch, keyword: cache, "use_cache": True})
+
+
+def test_positions_of_three_dimensions_are_refused(family):
+    _, _, model = family
+    bare = bare_batch(model)
+    with pytest.raises(ContractError, match="or positions"):
+        model(input_ids=bare["input_ids"], position_ids=bare["position_ids"].expand(3, -1, -1))
+
+
+def test_a_padding_mask_of_four_dimensions_is_no_map_for_the_model_within(family):
+    _, _, model = family
+    padding = torch.ones(2, 1, 1, 32, dtype=torch.bool)
+    with pytest.raises(ContractError, match="a mask that is not"):
+        model.base_model(input_ids=bare_batch(model)["input_ids"], attention_mask=padding)
+
+
+def test_a_mask_with_a_hole_gives_what_transformers_gives(family):
+    _, plain, model = family
+    ids, mask = torch.arange(3, 23)[None], torch.ones(1, 20, dtype=torch.long)
+    mask[0, 6:9] = 0
+    ours, theirs = (logits_of(each, input_ids=ids, attention_mask=mask)[:, mask[0] > 0] for each in (model, plain))
+    assert (ours - theirs).abs().max() < 1e-5 * theirs.abs().max()
+
+
 def test_tokens_may_be_given_by_place(family):
     _, _, model = family
     batch = batch_for(model)
@@ -268,6 +333,22 @@ def test_tokens_may_be_given_by_place(family):
     ids = batch.pop("input_ids")
     with torch.no_grad():
         assert torch.equal(model(ids, **batch).logits, expected)
+
+
+@pytest.mark.parametrize("name", ["mpt", "falcon"])
+def test_a_compiled_model_reads_positions_with_a_cache_too(name):
+    model = use_packed_varlen(small_model(name, None, 32))
+    expected = logits_of(model, **bare_batch(model), use_cache=False)
+    compiled = torch.compile(model, backend="eager")
+    assert torch.equal(logits_of(compiled, **bare_batch(model), cache=transformers.DynamicCache(), use_cache=True), expected)
+
+
+def test_what_is_given_twice_or_too_much_is_the_models_own_error():
+    model, ids = use_packed_varlen(small_model("mpt", None, 32)), torch.arange(3, 9)[None]
+    with pytest.raises(TypeError, match="multiple values for argument 'input_ids'"):
+        model(ids, input_ids=ids)
+    with pytest.raises(TypeError, match="positional arguments"):
+        model(ids, *[None] * 40)
 
 
 def test_offsets_may_end_in_empty_segments():

@@ -105,9 +105,10 @@ def test_a_stream_that_ends_early_is_planned_as_a_whole(documents) -> None:
     assert len(all_rows(StreamPlanner(capacity), lengths)) == plan_rows(lengths, capacity).num_rows
 
 
-def test_memory_is_bounded_by_the_windows_not_by_the_stream() -> None:
+@pytest.mark.parametrize("limit", [None, 6])
+def test_memory_is_bounded_by_the_windows_not_by_the_stream(limit) -> None:
     def held(chunks: int) -> int:
-        planner = StreamPlanner(4096)
+        planner = StreamPlanner(4096, max_docs_per_row=limit)
         tracemalloc.start()
         for seed in range(chunks):
             planner.extend(distributions(np.random.default_rng(seed), 5000)["lognormal"][1])

@@ -155,7 +155,7 @@ def _payload(facts: ModelFacts, model: torch.nn.Module) -> Contract:
         if kind == "flash" or not _selects_by_positions(facts):
             _refuse_rewritten_masks(facts, model)
         if kind == "packed" and facts.standing_in:
-            if not (facts.takes_starts or _masks_carry_positions(facts)):
+            if not facts.takes_starts:
                 raise ContractError(
                     f"{facts.name} on {facts.attention}: in this version of transformers its code computes on a 2-D "
                     "attention_mask before it hands one on, so no map of segment starts reaches its layers. "

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -26,8 +26,7 @@ class PackedMask:
 
     It stands where a mask tensor would. A model that computes attention by itself, past the registered function, finds
     no tensor here and stops with a ContractError instead of running without any mask. Only `mask[:, 0]` is answered, with
-    the mask in full: layers that select keys ask that way which ones they may select from. Its `ndim` of 0 tells Falcon's
-    code that this is no mask to fold ALiBi into.
+    the mask in full: layers that select keys ask that way which ones they may select from.
 
     Attributes:
         starts: `[B, S]` bool, True where a position may not see its predecessor; None where every position may.
@@ -43,8 +42,6 @@ class PackedMask:
     window: int | None = None
     causal: bool = True
     sees_later: torch.Tensor | None = None
-
-    ndim: ClassVar[int] = 0
 
     def to(self, device: torch.device | torch.dtype | str | int, non_blocking: bool = False) -> PackedMask:
         """Return the same mask with its map on `device`: layers may live on several. A dtype changes nothing."""

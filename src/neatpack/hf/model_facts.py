@@ -124,7 +124,7 @@ def model_facts(model: torch.nn.Module) -> ModelFacts:
         through_interface=_names(module for _, module in attention),
         by_themselves=_names(_own_attention(model, attention)),
         standing_in=_reads_boundaries(model) and all(_stands_in(type(module)) for _, module in attention),
-        takes_starts=_takes_starts(text, whole),
+        takes_starts="get_extended_attention_mask(" not in whole,  # older BERTs compute on a 2-D mask, and hand that on
         replaceable=any(stand_in_for(module) is not None for module in model.modules()),
         loses_kwargs=_names(_modules_that_lose_kwargs(model, attention, sources)),
         asks_attention_for=_asked(sources),
@@ -389,12 +389,6 @@ def _carries_state(module: torch.nn.Module) -> bool:
 def _is_layer(module: torch.nn.Module) -> bool:
     """Neither a norm nor something that holds the layers in question: it projects by itself."""
     return any(isinstance(part, torch.nn.Linear) for part in module.children()) and not hasattr(module, "get_output_embeddings")
-
-
-def _takes_starts(text: Any, source: str) -> bool:
-    """Not so in older versions of transformers, whose BERTs and Falcons compute on a 2-D mask before they hand it on."""
-    biased = bool(getattr(text, "alibi", False)) and "= build_alibi_tensor(mask" in source
-    return not biased and "get_extended_attention_mask(" not in source
 
 
 def _made_causal_by(text: Any, source: str) -> str | None:

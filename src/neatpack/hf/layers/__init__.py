@@ -18,6 +18,7 @@ _STAND_INS = {
     "bloom.modeling_bloom.BloomModel": "bloom.BloomModel",
     "falcon.modeling_falcon.FalconAttention": "falcon.PackedFalconAttention",
     "falcon.modeling_falcon.FalconFlashAttention2": "falcon.PackedFalconAttention",
+    "falcon.modeling_falcon.FalconModel": "falcon.FalconModel",
     "gpt_neo.modeling_gpt_neo.GPTNeoFlashAttention2": "gpt_neo.PackedGPTNeoSelfAttention",
     "gpt_neo.modeling_gpt_neo.GPTNeoSelfAttention": "gpt_neo.PackedGPTNeoSelfAttention",
     "gpt_neox_japanese.modeling_gpt_neox_japanese.GPTNeoXJapaneseAttention": (

@@ -9,7 +9,7 @@ from torch.nn import functional
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from neatpack.errors import ContractError
-from neatpack.hf.layers.boundaries import CACHES, places_within
+from neatpack.hf.layers.boundaries import CACHES, SegmentStarts, places_within
 from neatpack.hf.mask import PackedMask
 
 _FINE = 256  # positions below this are exact in bfloat16, and so are its multiples up to 65536
@@ -43,6 +43,7 @@ class PackedLayer(torch.nn.Module):
         dropout: float = 0.0,
         window: int | None = None,
         slopes: torch.Tensor | None = None,
+        skips_padding: bool = False,
     ) -> torch.Tensor:
         """Causal attention within documents; heads are merged.
 
@@ -55,12 +56,13 @@ class PackedLayer(torch.nn.Module):
             dropout: probability of dropping an attention weight, in training.
             window: sliding window in tokens, the query's own included.
             slopes: `[H]` of ALiBi, in units of the scores after scaling.
+            skips_padding: ALiBi counts the tokens that a mask keeps, not those that it leaves out.
 
         Returns:
             `[B, S, H * D]`.
         """
         causal = bool(getattr(self, "is_decoder", True))
-        boundaries = _boundaries(mask, query.shape[2], causal)
+        boundaries = _boundaries(mask, causal)
         if (
             window is not None
             and not isinstance(boundaries, PackedMask)
@@ -69,8 +71,8 @@ class PackedLayer(torch.nn.Module):
             boundaries, window = _within(window, boundaries, query.shape[2], key), None
         width = value.shape[-1]
         if slopes is not None:
-            starts = boundaries.starts if isinstance(boundaries, PackedMask) else None
-            query, key, value = with_alibi(query, key, value, slopes / scaling, _places(starts, key))
+            places = _places(boundaries, key, skips_padding)
+            query, key, value = with_alibi(query, key, value, slopes / scaling, places)
         attended, _ = ALL_ATTENTION_FUNCTIONS[self.attention_name](
             self,
             query,
@@ -103,6 +105,11 @@ class PackedLayer(torch.nn.Module):
             )
         keys, values = getattr(cache, "self_attention_cache", cache).update(key, value, layer)
         return keys, values
+
+
+def in_heads(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """`[B, S, H * D]` to `[B, H, S, D]`."""
+    return tensor.view(*tensor.shape[:-1], heads, -1).transpose(1, 2)
 
 
 def refuse_cross_attention(states: torch.Tensor | None) -> None:
@@ -146,10 +153,11 @@ def with_alibi(
     return torch.cat([query, for_query], dim=-1), torch.cat([key, for_key], dim=-1), functional.pad(value, (0, _EXTRA))
 
 
-def _boundaries(mask: torch.Tensor | PackedMask | None, queries: int, causal: bool) -> torch.Tensor | PackedMask | None:
+def _boundaries(mask: torch.Tensor | PackedMask | None, causal: bool) -> torch.Tensor | PackedMask | None:
     """The map of segment starts as what the attention reads; everything else as it is."""
-    if isinstance(mask, torch.Tensor) and mask.dim() == 4 and mask.shape[2] == 1 < queries == mask.shape[3]:
-        return PackedMask(mask[:, 0, 0], from_positions=True, causal=causal)
+    if isinstance(mask, SegmentStarts):
+        with torch._C.DisableTorchFunctionSubclass():  # a plain tensor from here on
+            return PackedMask(mask[:, 0, 0], from_positions=True, causal=causal)
     return mask
 
 
@@ -163,8 +171,11 @@ def _within(window: int, mask: torch.Tensor | None, queries: int, key: torch.Ten
     return mask & seen if mask.dtype == torch.bool else mask.masked_fill(~seen, torch.finfo(mask.dtype).min)
 
 
-def _places(starts: torch.Tensor | None, key: torch.Tensor) -> torch.Tensor:
-    """Each key's place in its document, `[B, K]`; in its row where the mask says who sees whom."""
-    if starts is None:
+def _places(boundaries: torch.Tensor | PackedMask | None, key: torch.Tensor, skips_padding: bool) -> torch.Tensor:
+    """Each key's place in its document, `[B, K]`; in its row where the mask, bool `[B, 1, S, K]`, says who sees whom."""
+    if isinstance(boundaries, torch.Tensor) and skips_padding:
+        return (boundaries.any(2)[:, 0].cumsum(1) - 1).clamp(min=0)
+    starts = boundaries.starts if isinstance(boundaries, PackedMask) else None
+    if starts is None or starts.shape[1] != key.shape[2]:  # keys of a cache in front: the attention refuses that
         return torch.arange(key.shape[2], device=key.device).expand(len(key), -1)
     return places_within(starts.to(key.device))

@@ -9,7 +9,7 @@ from transformers.models.big_bird.modeling_big_bird import BigBirdSelfAttention
 from transformers.models.megatron_bert.modeling_megatron_bert import MegatronBertSelfAttention
 from transformers.models.rembert.modeling_rembert import RemBertSelfAttention
 
-from neatpack.hf.layers.base import PackedLayer, refuse_cross_attention
+from neatpack.hf.layers.base import PackedLayer, in_heads, refuse_cross_attention
 from neatpack.hf.mask import PackedMask
 
 
@@ -25,9 +25,8 @@ class _PackedSelfAttention(PackedLayer):
     ) -> tuple[torch.Tensor, None]:
         """Attend; `[B, S, hidden]` in, `[B, S, H * D]` out."""
         refuse_cross_attention(encoder_hidden_states)
-        shape = (*hidden_states.shape[:-1], self.num_attention_heads, self.attention_head_size)
         projections = (self.query, self.key, self.value)
-        query, key, value = (project(hidden_states).view(shape).transpose(1, 2) for project in projections)
+        query, key, value = (in_heads(project(hidden_states), self.num_attention_heads) for project in projections)
         key, value = self.cached(key, value, options, self.layer_idx)
         scaling = self.attention_head_size**-0.5
         return self.attend(query, key, value, attention_mask, scaling=scaling, dropout=self.dropout.p), None

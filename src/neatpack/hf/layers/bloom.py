@@ -36,6 +36,7 @@ class PackedBloomAttention(PackedLayer, BloomAttention):
             scaling=self.inv_norm_factor,
             dropout=self.attention_dropout.p,
             slopes=build_alibi_tensor(two, self.num_heads, torch.float32)[:, 0, 1],
+            skips_padding=True,
         )
         by_slices = self.pretraining_tp > 1 and self.slow_but_exact  # which leaves the bias out
         projected = functional.linear(attended, self.dense.weight) if by_slices else self.dense(attended)

@@ -13,6 +13,7 @@ import inspect
 from typing import Any
 
 import torch
+from transformers import AttentionInterface
 
 from neatpack.errors import ContractError
 from neatpack.hf.register import register
@@ -24,6 +25,13 @@ CACHES = ("cache", "past_key_values", "layer_past")
 """What transformers' versions and layers call a cache."""
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class SegmentStarts(torch.Tensor):
+    """The map of segment starts, bool `[B, 1, 1, S]`: a type of its own, so that no mask can be taken for it.
+
+    What a model computes from it on the way to its layers is of this type still.
+    """
 
 
 def read_boundaries(model: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Call | None:
@@ -38,7 +46,10 @@ def read_boundaries(model: Any, arguments: tuple[Any, ...], options: dict[str, A
         ContractError: boundaries that do not fit the input or would be lost, a mask of four dimensions, or attention weights
             asked for, which nobody computes here.
     """
-    named = {**dict(zip(inspect.signature(model.forward).parameters, arguments, strict=False)), **options}
+    names = [*inspect.signature(model.forward).parameters][: len(arguments)] if arguments else []
+    if len(names) < len(arguments) or options.keys() & set(names):
+        return None  # the model's own error says what is given twice, or too much
+    named = {**dict(zip(names, arguments, strict=True)), **options}
     tokens = named.get("input_ids") if named.get("inputs_embeds") is None else named["inputs_embeds"]
     if not isinstance(tokens, torch.Tensor) or tokens.dim() < 2:
         return None  # the model's own error says what is missing
@@ -51,20 +62,17 @@ def read_boundaries(model: Any, arguments: tuple[Any, ...], options: dict[str, A
             f"{type(model).__name__} has attention layers of neatpack, and was given a mask that is not [B, S]: those layers "
             "take boundaries as offsets. Build the batch with collator_for(model) as the model is now, or leave the mask out."
         )
-    starts = _starts(tokens, mask, named.get("position_ids"), offsets, any(named.get(name) is not None for name in CACHES))
+    starts = _starts(tokens, mask, named.get("position_ids"), offsets)
     if starts is None:
         return (), named
-    if getattr(model.config.get_text_config(), "alibi", False) and hasattr(model.config, "new_decoder_architecture"):
-        # Falcon's ALiBi is computed from a 2-D mask; its mask builder finds segments in positions, where there is no cache
-        return (), {**named, "position_ids": places_within(starts), "use_cache": False}
-    return (), {**named, "attention_mask": starts[:, None, None]}
+    return (), {**named, "attention_mask": starts[:, None, None].as_subclass(SegmentStarts)}
 
 
 def read_boundaries_inside(model: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Call | None:
     """The same for a model within a model, which is called by that with the map, or by itself with anything."""
-    mask = options.get("attention_mask")
-    is_map = isinstance(mask, torch.Tensor) and mask.dtype == torch.bool and mask.dim() == 4 and mask.shape[2] == 1
-    return None if is_map else read_boundaries(model, arguments, options)
+    if isinstance(options.get("attention_mask"), SegmentStarts):
+        return None
+    return read_boundaries(model, arguments, options)
 
 
 def places_within(starts: torch.Tensor) -> torch.Tensor:
@@ -74,7 +82,7 @@ def places_within(starts: torch.Tensor) -> torch.Tensor:
 
 
 def _starts(
-    tokens: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor | None, offsets: list[Any], cached: bool
+    tokens: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor | None, offsets: list[Any]
 ) -> torch.Tensor | None:
     """The map of segment starts, bool `[B, S]`, or None where every row is one document, or a part of one behind a cache."""
     batch, length = tokens.shape[:2]
@@ -85,16 +93,20 @@ def _starts(
                 f"offsets, so leave the mask out. {WAYS_OUT}"
             )
         return _starts_of_offsets(tokens, positions, offsets)
-    if positions is None or positions.dim() != 2 or positions.shape[1] != length or length < 2:
+    if positions is not None and positions.dim() > 2:
+        raise ContractError(
+            f"position_ids {list(positions.shape)}: these layers read boundaries in offsets, or positions [B, S]. {WAYS_OUT}"
+        )
+    if positions is None or positions.shape[-1] != length or length < 2:
         return None
+    positions = positions.view(-1, length)
     if mask is not None:
         kept = mask[:, -length:].to(torch.bool)
         refuse_lost_boundaries(_with_first(~(kept[:, 1:] & kept[:, :-1])), positions, batch, length, length)
         return None
     breaks = (positions[:, 1:] - positions[:, :-1] != 1).expand(batch, -1)
-    if torch.compiler.is_compiling():
-        return None if cached else _with_first(breaks)
-    return _with_first(breaks) if bool(breaks.any()) else None
+    # a compiler cannot look; a map without boundaries says the same as none
+    return _with_first(breaks) if torch.compiler.is_compiling() or bool(breaks.any()) else None
 
 
 def _starts_of_offsets(tokens: torch.Tensor, positions: torch.Tensor | None, offsets: list[Any]) -> torch.Tensor:
@@ -119,8 +131,6 @@ def _with_first(breaks: torch.Tensor) -> torch.Tensor:
 
 def _register_here(name: str) -> None:
     """A model that was sent to another process brings its layers along, and not what they are registered as."""
-    from transformers import AttentionInterface
-
     if name not in AttentionInterface._global_mapping:
         register(name)
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers.models.gpt_neo.modeling_gpt_neo import GPTNeoSelfAttention
 
-from neatpack.hf.layers.base import PackedLayer
+from neatpack.hf.layers.base import PackedLayer, in_heads
 from neatpack.hf.mask import PackedMask
 
 
@@ -18,9 +18,8 @@ class PackedGPTNeoSelfAttention(PackedLayer, GPTNeoSelfAttention):
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | PackedMask | None = None, **options: Any
     ) -> tuple[torch.Tensor, None]:
         """Attend; `[B, S, hidden]` in and out."""
-        shape = (*hidden_states.shape[:-1], self.num_heads, self.head_dim)
         projections = (self.q_proj, self.k_proj, self.v_proj)
-        query, key, value = (project(hidden_states).view(shape).transpose(1, 2) for project in projections)
+        query, key, value = (in_heads(project(hidden_states), self.num_heads) for project in projections)
         window = self.config.window_size if self.attention_type == "local" else None
         key, value = self.cached(key, value, options, self.layer_id, window)
         attended = self.attend(query, key, value, attention_mask, scaling=1.0, dropout=self.attn_dropout.p, window=window)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers.models.mpt.modeling_mpt import MptAttention, build_mpt_alibi_tensor
 
-from neatpack.hf.layers.base import PackedLayer
+from neatpack.hf.layers.base import PackedLayer, in_heads
 from neatpack.hf.mask import PackedMask
 
 
@@ -25,8 +25,7 @@ class PackedMptAttention(PackedLayer, MptAttention):
         mixed = self.Wqkv(hidden_states)
         if self.clip_qkv:
             mixed = mixed.clamp(min=-self.clip_qkv, max=self.clip_qkv)
-        shape = (*hidden_states.shape[:-1], self.n_heads, self.head_dim)
-        query, key, value = (part.view(shape).transpose(1, 2) for part in mixed.chunk(3, dim=-1))
+        query, key, value = (in_heads(part, self.n_heads) for part in mixed.chunk(3, dim=-1))
         key, value = self.cached(key, value, options, self.layer_idx)
         two = build_mpt_alibi_tensor(self.n_heads, 2, device=query.device)
         slopes = None if position_bias is None else two[:, 0, 1] - two[:, 0, 0]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers.models.xglm.modeling_xglm import XGLMAttention
 
-from neatpack.hf.layers.base import PackedLayer, refuse_cross_attention
+from neatpack.hf.layers.base import PackedLayer, in_heads, refuse_cross_attention
 from neatpack.hf.mask import PackedMask
 
 
@@ -23,9 +23,8 @@ class PackedXGLMAttention(PackedLayer, XGLMAttention):
     ) -> tuple[torch.Tensor, None]:
         """Attend; `[B, S, hidden]` in and out."""
         refuse_cross_attention(key_value_states)
-        shape = (*hidden_states.shape[:-1], self.num_heads, self.head_dim)
         projections = (self.q_proj, self.k_proj, self.v_proj)
-        query, key, value = (project(hidden_states).view(shape).transpose(1, 2) for project in projections)
+        query, key, value = (in_heads(project(hidden_states), self.num_heads) for project in projections)
         key, value = self.cached(key, value, options, self.layer_idx)
         attended = self.attend(query, key, value, attention_mask, scaling=self.scaling, dropout=self.dropout)
         return self.out_proj(attended), None
