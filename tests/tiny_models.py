@@ -1,5 +1,7 @@
 """Tiny random models of many architectures, and packed batches written out by hand."""
 
+import inspect
+
 import torch
 import transformers
 from transformers import AutoModelForCausalLM
@@ -105,3 +107,8 @@ def documents_of(doc_ids=DOC_IDS):
                     found.append((row, start, end))
                 start = end
     return found
+
+
+def cache_keyword(model):
+    """What this model and this version of transformers call a cache."""
+    return next(each for each in ("cache", "past_key_values") if each in inspect.signature(model.forward).parameters)

@@ -1,24 +1,28 @@
 """Families whose attention code goes past transformers' interface, on packed_varlen through layers that stand in for it."""
 
 import copy
-import inspect
+import functools
 import json
 import pickle
 import subprocess
 import sys
 
+import peft
 import pytest
 import torch
 import transformers
+from torch import nn
 from transformers import AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
 
 from neatpack import PackedCollator, check_isolation
 from neatpack.audit.zoo_models import small_model
 from neatpack.errors import ContractError
 from neatpack.hf import collator_for, contract_for, use_packed_varlen
 from neatpack.hf.layers.base import PackedLayer, with_alibi
+from neatpack.hf.layers.models import ReadsBoundaries
 from neatpack.hf.segments import _watch
-from tiny_models import packed_batch, tiny_model
+from tiny_models import cache_keyword, packed_batch, tiny_model
 
 FAMILIES = [
     "big_bird", "bloom", "falcon", "gpt_neo", "gpt_neox_japanese", "megatron-bert", "mpt", "openai-gpt", "rembert", "xglm"
@@ -296,7 +300,7 @@ def test_an_empty_cache_changes_nothing_and_a_filled_one_is_refused(family):
     batch = batch_for(model)
     del batch["labels"], batch["doc_ids"]
     expected = logits_of(model, **batch)
-    keyword = next(each for each in ("cache", "past_key_values") if each in inspect.signature(model.forward).parameters)
+    keyword = cache_keyword(model)
     cache = transformers.DynamicCache()
     assert torch.equal(logits_of(model, **{**batch, keyword: cache, "use_cache": True}), expected)
     with pytest.raises(ContractError, match="not a cache or a prefix"):
@@ -362,7 +366,7 @@ def test_offsets_may_end_in_empty_segments():
 
 
 def test_a_compiled_model_has_one_program_for_any_documents():
-    """The hook is one of its own, and is compiled once more when the number of documents first changes."""
+    """Compiled once more when the number of documents first changes."""
     model = use_packed_varlen(small_model("mpt", None, 32))
     graphs = []
 
@@ -375,7 +379,7 @@ def test_a_compiled_model_has_one_program_for_any_documents():
         batch = dict(collator_for(model)([{"input_ids": list(range(3, 35)), "seq_lengths": lengths}] * 2))
         del batch["labels"]
         assert torch.equal(logits_of(compiled, **batch), logits_of(model, **batch))
-    assert len(graphs) == 3
+    assert len(graphs) == 2
 
 
 def test_views_of_one_part_of_a_tensor_count_as_the_same_until_it_changes():
@@ -412,7 +416,7 @@ def test_selecting_it_twice_changes_nothing():
     model = use_packed_varlen(small_model("xglm", None, 32))
     kinds = [type(part) for part in model.modules()]
     assert [type(part) for part in use_packed_varlen(model).modules()] == kinds
-    assert [len(part._forward_pre_hooks) for part in (model, model.model)] == [1, 1]
+    assert kinds[0].__mro__.count(ReadsBoundaries) == 1
     assert check_isolation(use_packed_varlen(model, "by_another_name"), batch_for(model)).isolated
     assert contract_for(model).attention == "by_another_name"
 
@@ -423,9 +427,9 @@ def test_a_model_around_one_that_was_selected_before_reads_for_both():
     assert check_isolation(use_packed_varlen(model), batch_for(model)).isolated
 
 
-def test_without_the_hook_there_is_no_contract():
+def test_a_model_that_does_not_read_boundaries_for_its_layers_has_no_contract():
     model = use_packed_varlen(small_model("mpt", None, 32))
-    model._forward_pre_hooks.clear()
+    model.__class__ = transformers.MptForCausalLM
     with pytest.raises(ContractError):
         contract_for(model)
 
@@ -504,6 +508,111 @@ def test_blooms_slices_are_summed_as_transformers_sums_them():
     model = use_packed_varlen(copy.deepcopy(plain))
     ids = torch.arange(3, 23)[None]
     torch.testing.assert_close(logits_of(model, input_ids=ids), logits_of(plain, input_ids=ids), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_forward_called_by_itself_reads_boundaries_too(family, static):
+    """That is how PEFT and TRL call the model inside them; hooks do not run there."""
+    _, _, model = family
+    batch = batch_for(model)
+    del batch["labels"], batch["doc_ids"]
+    expected = logits_of(model, **batch)
+    call = functools.partial(type(model).forward, model) if static else model.forward
+    with torch.no_grad():
+        assert torch.equal(call(**batch).logits, expected)
+        assert torch.equal(call(**bare_batch(model)).logits, expected)
+    with pytest.raises(ContractError, match="does not describe this batch"):
+        call(**{**batch, "cu_seq_lens_q": batch["cu_seq_lens_q"][:-1]})
+
+
+def test_an_adapted_model_keeps_documents_apart(family):
+    name, _, model = family
+    linear = next(name for name, part in model.named_modules() if "att" in name and isinstance(part, (nn.Linear, Conv1D)))
+    lora = peft.LoraConfig(
+        target_modules=[linear.rpartition(".")[2]],
+        init_lora_weights=False,
+        task_type="CAUSAL_LM",
+        fan_in_fan_out=name == "openai-gpt",
+    )
+    adapted = peft.get_peft_model(copy.deepcopy(model), lora).eval()
+    report = check_isolation(adapted, batch_for(adapted))
+    assert report.isolated
+    assert report.control > 0.1
+
+
+def test_another_model_of_its_class_is_on_packed_varlen_too(family, tmp_path):
+    """A class that reads boundaries for layers of transformers would hand those a map they cannot read."""
+    _, _, model = family
+    model.save_pretrained(tmp_path)
+    batch = batch_for(model)
+    for other in (type(model)(copy.deepcopy(model.config)).eval(), type(model).from_pretrained(tmp_path).eval()):
+        assert contract_for(other).attention == "packed_varlen"
+        assert check_isolation(other, batch).max_influence == 0.0
+    assert torch.equal(logits_of(other, input_ids=batch["input_ids"]), logits_of(model, input_ids=batch["input_ids"]))
+
+
+def test_offsets_alone_restart_positions(family):
+    _, _, model = family
+    batch = batch_for(model)
+    del batch["labels"], batch["doc_ids"]
+    expected = logits_of(model, **batch)
+    del batch["position_ids"]
+    assert torch.equal(logits_of(model, **batch), expected)
+
+
+def test_what_is_generated_with_a_cache_of_fixed_size_is_that_of_transformers(family):
+    name, plain, model = family
+    if name in ("gpt_neo", "openai-gpt"):
+        pytest.skip("one has windows, the other no cache")
+    ids, mask = torch.arange(3, 23).repeat(2, 1), torch.ones(2, 20, dtype=torch.long)
+    mask[1, :5] = 0
+    further = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    expected = plain.generate(ids, **further)
+    assert torch.equal(model.generate(ids, **further, cache_implementation="static"), expected)
+
+
+def test_a_packed_row_in_a_cache_of_fixed_size_is_refused(family):
+    name, _, model = family
+    if name in ("gpt_neo", "openai-gpt"):
+        pytest.skip("one has windows, the other no cache")
+    keyword = cache_keyword(model)
+    bare = bare_batch(model)
+    seen = torch.ones(32, 40, dtype=torch.bool).tril()[None, None].expand(2, -1, -1, -1)
+    for further in ({}, {"attention_mask": seen}, {"attention_mask": torch.ones(2, 32)}):
+        cache = transformers.StaticCache(config=model.config, max_cache_len=40)
+        with pytest.raises(ContractError):
+            model(**bare, **further, **{keyword: cache}, use_cache=True)
+
+
+@pytest.mark.parametrize("head", ["BigBird", "MegatronBert", "RemBert"])
+def test_choices_are_rows_of_one_document(head):
+    config = getattr(transformers, f"{head}Config")(
+        vocab_size=128, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, attention_type="original_full",
+        is_decoder=True, input_embedding_size=64, intermediate_size=64,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    plain = getattr(transformers, f"{head}ForMultipleChoice")(config).eval()
+    model, ids = use_packed_varlen(copy.deepcopy(plain)), torch.arange(3, 63).view(1, 3, 20)
+    for further in ({}, {"attention_mask": torch.ones_like(ids)}):
+        torch.testing.assert_close(logits_of(model, input_ids=ids, **further), logits_of(plain, input_ids=ids, **further))
+    refuses_documents_in_choices(model, ids)
+
+
+def test_the_first_gpts_two_heads_take_choices_of_one_document():
+    config = transformers.OpenAIGPTConfig(vocab_size=128, n_embd=64, n_layer=2, n_head=4, n_positions=64)
+    torch.manual_seed(0)
+    plain = transformers.OpenAIGPTDoubleHeadsModel(config).eval()
+    model, ids = use_packed_varlen(copy.deepcopy(plain)), torch.arange(3, 63).view(1, 3, 20)
+    torch.testing.assert_close(logits_of(model, input_ids=ids), logits_of(plain, input_ids=ids))
+    refuses_documents_in_choices(model, ids)
+
+
+def refuses_documents_in_choices(model, ids):
+    restarting = torch.cat([torch.arange(12), torch.arange(8)]).expand(1, 3, -1)
+    offsets = torch.tensor([0, 12, 20, 40, 60], dtype=torch.int32)
+    for further in ({"position_ids": restarting}, {"cu_seq_lens_q": offsets}, {"attention_mask": ids[:, :, None, None]}):
+        with pytest.raises(ContractError, match="several choices a row"):
+            model(input_ids=ids, **further)
 
 
 def test_a_window_over_a_cache_of_fixed_size_is_refused():

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+import transformers
 
 import neatpack.hf
 from neatpack.errors import ContractError
 from neatpack.hf.attention import PackedVarlenAttention
-from tiny_models import DOC_IDS, packed_batch, tiny_model
+from tiny_models import DOC_IDS, cache_keyword, packed_batch, tiny_model
 
 neatpack.hf.register()
 
@@ -97,6 +98,38 @@ def test_offsets_refilled_in_place_are_read_again():
         refilled = model(**batch).logits
         fresh = packed_batch([[1] * 4 + [2] * 8 + [0] * 4, *DOC_IDS[1:]])
         assert torch.equal(refilled, model(**{**fresh, "input_ids": batch["input_ids"]}).logits)
+
+
+def caches(model, batch):
+    """One of fixed size, empty, and one that grows and holds six tokens of every row."""
+    yield transformers.StaticCache(config=model.config, max_cache_len=40)
+    filled = transformers.DynamicCache(config=model.config)
+    model(input_ids=batch["input_ids"][:, :6], **{cache_keyword(model): filled})
+    yield filled
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "gpt2"])
+def test_positions_that_restart_are_refused_with_any_cache(architecture):
+    model, batch = tiny_model(architecture), packed_batch()
+    for cache in caches(model, batch):
+        with pytest.raises(ContractError, match="position_ids go from"):
+            model(input_ids=batch["input_ids"], position_ids=batch["position_ids"], **{cache_keyword(model): cache})
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "gpt2"])
+def test_positions_that_run_on_are_not_refused_with_a_cache(architecture):
+    """Padding on the left, whose positions stand still, included."""
+    model, batch = tiny_model(architecture), packed_batch()
+    mask = torch.ones(3, 16, dtype=torch.long)
+    mask[1, :5] = 0
+    positions = (mask.cumsum(1) - 1).masked_fill(mask == 0, 1)
+    with torch.no_grad():
+        expected = model(input_ids=batch["input_ids"], position_ids=positions, attention_mask=mask).logits[mask > 0]
+        for held, cache in zip((0, 6), caches(model, {"input_ids": batch["input_ids"]}), strict=True):
+            padded = torch.cat([mask.new_ones(3, held), mask], dim=1)
+            inputs = {"input_ids": batch["input_ids"], "position_ids": positions + held, "attention_mask": padded}
+            logits = model(**inputs, **{cache_keyword(model): cache}).logits[mask > 0]
+            assert held or torch.allclose(logits, expected, atol=1e-5)
 
 
 def test_offsets_in_generation_are_refused_at_the_first_cached_step():

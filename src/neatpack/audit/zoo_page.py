@@ -17,7 +17,7 @@ _STANDING_IN = """\
 
 `packed_varlen` is what transformers calls through its `AttentionInterface`. These models compute attention past that call:
 selecting the name when they are loaded does not reach it. `neatpack.hf.use_packed_varlen(model)` gives the attention layers
-of the loaded model another forward, and the model a hook that reads boundaries for them. Their column holds for such a model.
+of the loaded model, and the model itself, a forward that reads boundaries. Their column holds for such a model.
 """
 
 _HEADER = """\

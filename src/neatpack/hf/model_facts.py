@@ -57,7 +57,7 @@ class ModelFacts:
         reads_mask_as_padding: its distance bias is computed from a 2-D `attention_mask`, so that it takes no 4-D one.
         through_interface: names of attention classes that run the registered function.
         by_themselves: names of attention classes that compute attention in code of their own.
-        standing_in: every attention layer is one of `neatpack.hf.layers`, and a hook on the model reads boundaries for them.
+        standing_in: every attention layer is one of `neatpack.hf.layers`, and its own forward reads boundaries for them.
         takes_starts: a map of segment starts, put in the mask's place, reaches its layers; no code on the way wants a 2-D mask.
         replaceable: `neatpack.hf.layers` has classes that can stand in for some of its layers.
         loses_kwargs: names of modules between the model and its attention whose `forward` takes no keyword arguments, or
@@ -182,9 +182,9 @@ def _source_of(module: torch.nn.Module, sources: dict[type, str]) -> str:
 
 
 def _reads_boundaries(model: torch.nn.Module) -> bool:
-    from neatpack.hf.layers.boundaries import read_boundaries
+    from neatpack.hf.layers.models import ReadsBoundaries
 
-    return read_boundaries in model._forward_pre_hooks.values()
+    return isinstance(model, ReadsBoundaries)
 
 
 def _stands_in(kind: type) -> bool:
@@ -275,7 +275,8 @@ def _takes_positions(module: torch.nn.Module, sources: dict[type, str]) -> bool:
 
 def _parts_given_kwargs(module: torch.nn.Module, sources: dict[type, str]) -> Iterator[torch.nn.Module]:
     """Parts that a module's own `forward` calls by name (`self.model.decoder(...)`) with `**kwargs`."""
-    tree = ast.parse(sources.get(type(module), ""))
+    own = (sources.get(kind, "") for kind in type(module).__mro__)
+    tree = ast.parse(next((source for source in own if "def forward(" in source), ""))
     forwards = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "forward")
     modules = dict(module.named_modules())
     for node in (inner for forward in forwards for inner in ast.walk(forward)):

@@ -64,8 +64,8 @@ def use_packed_varlen(model: Model, name: str = "packed_varlen") -> Model:
     Most families are simply set to it. In bloom, falcon, gpt_neo, gpt_neox_japanese, mpt, openai-gpt, xglm, big_bird,
     megatron-bert and rembert the attention layers of this one model are given a class of `neatpack.hf.layers` instead of their
     own: same parameters, same names (checkpoints, adapters and optimizers see no difference), another forward. transformers
-    itself and other models are not touched. A hook on the model reads the boundaries it is called with, and refuses those that
-    would be lost. There is no way back: for another attention load the model again.
+    itself and other models are not touched. The model's forward (also its class is a subclass now) reads the boundaries it is
+    called with, and refuses those that would be lost. There is no way back: for another attention load the model again.
 
     Args:
         model: a transformers model as it was loaded: call this before it is compiled, hooked or sharded.
@@ -88,6 +88,7 @@ def use_packed_varlen(model: Model, name: str = "packed_varlen") -> Model:
 
     from neatpack.hf.layers import stand_in_for
     from neatpack.hf.layers.base import PackedLayer
+    from neatpack.hf.layers.models import ReadsBoundaries, reading
 
     models = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
     if not models:
@@ -107,18 +108,9 @@ def use_packed_varlen(model: Model, name: str = "packed_varlen") -> Model:
         cast(Any, part).attention_name = name
     for part in models:
         cast(Any, part.config)._attn_implementation = name
-    _read_boundaries_of(models)
+        if not isinstance(part, ReadsBoundaries):
+            cast(Any, part).__class__ = reading(cast(Any, type(part)))
     return model
-
-
-def _read_boundaries_of(models: list[Any]) -> None:
-    """Hook the models anew, the outermost first: a model within a model is called with what that one has read."""
-    from neatpack.hf.layers.boundaries import read_boundaries, read_boundaries_inside
-
-    for part in models:
-        for key in [key for key, hook in part._forward_pre_hooks.items() if hook in (read_boundaries, read_boundaries_inside)]:
-            del part._forward_pre_hooks[key], part._forward_pre_hooks_with_kwargs[key]
-        part.register_forward_pre_hook(read_boundaries if part is models[0] else read_boundaries_inside, with_kwargs=True)
 
 
 def _set(model: Model, inner: Any, name: str) -> Model:

@@ -143,10 +143,8 @@ def refuse_lost_boundaries(
     """
     if position_ids is None or position_ids.dim() != 2 or position_ids.shape[-1] != length or length < 2:
         return
-    if mask is not None and keys != length:
-        return  # a step on a cache: the prompt was checked when it was whole
     breaks = position_ids[:, 1:] - position_ids[:, :-1] != 1
-    lost = breaks if mask is None else breaks.to(mask.device) & _flows_to_next(mask)
+    lost = breaks if mask is None else breaks.to(mask.device) & _flows_to_next(mask, keys)
     if not bool(lost.any()):
         return
     row, position = (int(index) for index in lost.expand(batch, -1).nonzero()[0])
@@ -158,16 +156,19 @@ def refuse_lost_boundaries(
     )
 
 
-def _flows_to_next(mask: torch.Tensor) -> torch.Tensor:
+def _flows_to_next(mask: torch.Tensor, keys: int) -> torch.Tensor:
     """Bool `[B, S - 1]`: does a position see its predecessor?"""
     if mask.dim() == 2:
         return ~mask[:, 1:]
-    seen = mask.diagonal(-1, -2, -1).any(1) if mask.dtype == torch.bool else _not_masked(mask.diagonal(-1, -2, -1))
-    return seen
-
-
-def _not_masked(additive: torch.Tensor) -> torch.Tensor:
-    return (additive > torch.finfo(additive.dtype).min / 2).any(1)
+    seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    if mask.shape[-2] == keys:
+        return seen.diagonal(-1, -2, -1).any(1)
+    # With a cache all queries are one block of its places; none sees past its own, and those of no padding see that.
+    seen = seen.any(1)
+    places, index = torch.arange(keys, device=mask.device), torch.arange(seen.shape[1], device=mask.device)
+    first = (torch.where(seen, places, 0).amax(-1) - index).amax().clamp(min=0)
+    before = (first + index[1:] - 1).expand(len(seen), -1)[..., None]
+    return seen[:, 1:].gather(-1, before)[..., 0]
 
 
 def _checked(

@@ -1,15 +1,14 @@
 """How boundaries get to stand-in layers: what the model is called with is read where it is called, and handed on as a map.
 
 Between a model and its attention these families lose keyword arguments, and most tell their mask builder no positions. What
-none of them loses is a mask of four dimensions, which transformers takes for finished. So a hook on the model turns offsets
-(or positions that restart) into the map `[B, 1, 1, S]` of segment starts in the mask's place, after the checks that
-packed_varlen makes elsewhere; and refuses what would be dropped on the way. Nothing is kept between calls: with gradient
-checkpointing a layer runs again on the very map of its first run.
+none of them loses is a mask of four dimensions, which transformers takes for finished. So the model's own forward (see
+`neatpack.hf.layers.models`) turns offsets (or positions that restart) into the map `[B, 1, 1, S]` of segment starts in the
+mask's place, after the checks that packed_varlen makes elsewhere; and refuses what would be dropped on the way. Nothing is
+kept between calls: with gradient checkpointing a layer runs again on the very map of its first run.
 """
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
@@ -34,45 +33,51 @@ class SegmentStarts(torch.Tensor):
     """
 
 
-def read_boundaries(model: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Call | None:
-    """Forward pre-hook of a model with stand-in layers: its call, with boundaries in the form that the layers read.
+def read_boundaries(model: Any, names: list[str], arguments: tuple[Any, ...], options: dict[str, Any]) -> Call:
+    """A call of a model with stand-in layers, with boundaries in the form that the layers read.
 
     Args:
         model: the model.
+        names: what its forward calls its arguments, in order.
         arguments: positional arguments of the call.
-        options: keyword arguments of the call: offsets as `PackedCollator` sends them, or positions that restart.
+        options: keyword arguments of the call: offsets as `PackedCollator` sends them, or positions that restart; or the map,
+            where a model around this one has read them.
 
     Raises:
-        ContractError: boundaries that do not fit the input or would be lost, a mask of four dimensions, or attention weights
-            asked for, which nobody computes here.
+        ContractError: boundaries that do not fit the input or would be lost, a mask that nobody but a cache of fixed size
+            asks for, or attention weights asked for, which nobody computes here.
     """
-    names = [*inspect.signature(model.forward).parameters][: len(arguments)] if arguments else []
-    if len(names) < len(arguments) or options.keys() & set(names):
-        return None  # the model's own error says what is given twice, or too much
-    named = {**dict(zip(names, arguments, strict=True)), **options}
-    tokens = named.get("input_ids") if named.get("inputs_embeds") is None else named["inputs_embeds"]
-    if not isinstance(tokens, torch.Tensor) or tokens.dim() < 2:
-        return None  # the model's own error says what is missing
+    given = names[: len(arguments)]
+    if len(given) < len(arguments) or options.keys() & set(given):
+        return arguments, options  # the model's own error says what is given twice, or too much
+    named = {**dict(zip(given, arguments, strict=True)), **options}
+    mask = named.get("attention_mask")
+    if isinstance(mask, SegmentStarts):
+        return (), _with_positions(named, names, mask)
+    name, width = ("input_ids", 1) if named.get("inputs_embeds") is None else ("inputs_embeds", 2)
+    tokens = named.get(name)
+    if not isinstance(tokens, torch.Tensor) or tokens.dim() <= width:
+        return arguments, options  # the model's own error says what is missing
     _register_here(model.config._attn_implementation)
     _refuse_weights(model, named)
-    offsets = [named.pop(name, None) for name in _OFFSETS]
-    mask = named.get("attention_mask")
-    if mask is not None and not (isinstance(mask, torch.Tensor) and mask.dim() == 2):
-        raise ContractError(
-            f"{type(model).__name__} has attention layers of neatpack, and was given a mask that is not [B, S]: those layers "
-            "take boundaries as offsets. Build the batch with collator_for(model) as the model is now, or leave the mask out."
-        )
+    offsets = [named.pop(each, None) for each in _OFFSETS]
+    if tokens.dim() > width + 1:
+        _refuse_documents_in_choices(named, offsets)
+        return (), named
+    _refuse_finished_mask(model, mask, named)
     starts = _starts(tokens, mask, named.get("position_ids"), offsets)
     if starts is None:
         return (), named
-    return (), {**named, "attention_mask": starts[:, None, None].as_subclass(SegmentStarts)}
+    read: SegmentStarts = starts[:, None, None].as_subclass(SegmentStarts)
+    return (), _with_positions({**named, "attention_mask": read}, names, read)
 
 
-def read_boundaries_inside(model: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Call | None:
-    """The same for a model within a model, which is called by that with the map, or by itself with anything."""
-    if isinstance(options.get("attention_mask"), SegmentStarts):
-        return None
-    return read_boundaries(model, arguments, options)
+def _with_positions(named: dict[str, Any], names: list[str], read: SegmentStarts) -> dict[str, Any]:
+    """The call with positions that restart with each document, where it has none and its model takes some."""
+    if named.get("position_ids") is not None or "position_ids" not in names:
+        return named
+    with torch._C.DisableTorchFunctionSubclass():
+        return {**named, "position_ids": places_within(read[:, 0, 0])}
 
 
 def places_within(starts: torch.Tensor) -> torch.Tensor:
@@ -101,12 +106,40 @@ def _starts(
         return None
     positions = positions.view(-1, length)
     if mask is not None:
-        kept = mask[:, -length:].to(torch.bool)
-        refuse_lost_boundaries(_with_first(~(kept[:, 1:] & kept[:, :-1])), positions, batch, length, length)
+        if mask.dim() == 2:
+            kept = mask[:, -length:].to(torch.bool)
+            mask = _with_first(~(kept[:, 1:] & kept[:, :-1]))
+        refuse_lost_boundaries(mask, positions, batch, length, length if mask.dim() == 2 else mask.shape[-1])
         return None
     breaks = (positions[:, 1:] - positions[:, :-1] != 1).expand(batch, -1)
     # a compiler cannot look; a map without boundaries says the same as none
     return _with_first(breaks) if torch.compiler.is_compiling() or bool(breaks.any()) else None
+
+
+def _refuse_finished_mask(model: Any, mask: Any, named: dict[str, Any]) -> None:
+    """Refuse a mask that is not `[B, S]`, but for what `generate` makes for a cache of fixed size: bool `[B, 1, S, K]`."""
+    if mask is None or (isinstance(mask, torch.Tensor) and mask.dim() == 2):
+        return
+    fixed = any(getattr(named.get(cache), "is_compileable", False) for cache in CACHES)
+    if fixed and isinstance(mask, torch.Tensor) and mask.dim() == 4 and mask.dtype == torch.bool:
+        return
+    raise ContractError(
+        f"{type(model).__name__} has attention layers of neatpack, and was given a mask that is not [B, S]: those layers "
+        "take boundaries as offsets. Build the batch with collator_for(model) as the model is now, or leave the mask out."
+    )
+
+
+def _refuse_documents_in_choices(named: dict[str, Any], offsets: list[Any]) -> None:
+    """Refuse documents in rows of choices, `[B, C, S]`: a model makes rows of those after it was called."""
+    positions, mask = named.get("position_ids"), named.get("attention_mask")
+    packed = any(part is not None for part in offsets) or (isinstance(mask, torch.Tensor) and mask.dim() > 3)
+    if positions is not None and not packed:
+        packed = torch.compiler.is_compiling() or bool((positions[..., 1:] - positions[..., :-1] != 1).any())
+    if packed:
+        raise ContractError(
+            "boundaries of documents came along with several choices a row, input_ids [B, C, S]: each choice is a row of its "
+            "own here, and holds one document. Leave position_ids and offsets out, or give choices as rows, [B * C, S]."
+        )
 
 
 def _starts_of_offsets(tokens: torch.Tensor, positions: torch.Tensor | None, offsets: list[Any]) -> torch.Tensor:
