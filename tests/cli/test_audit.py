@@ -47,6 +47,23 @@ def test_a_checkpoint_is_told_how_long_its_rows_may_be(tmp_path):
     assert "refused: LlamaForCausalLM keeps documents as they are alone in rows of at most 32 tokens" in result.output
 
 
+def test_a_config_is_told_how_long_the_rows_of_its_own_model_may_be(tmp_path):
+    """Not those of the small model that stands for it, which are shorter."""
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    transformers.LlamaConfig(max_position_embeddings=4096, rope_parameters=rope).save_pretrained(tmp_path)
+    result = run(tmp_path, "--attn", "packed_varlen", "--seq-len", 32)
+    assert result.exit_code == 0, result.output
+    assert "sent: offsets, in rows of at most 4096 tokens" in result.output
+
+
+def test_an_attention_that_nobody_registered_is_an_error_that_names_those_there_are(tmp_path):
+    transformers.LlamaConfig().save_pretrained(tmp_path)
+    result = run(tmp_path, "--attn", "sdpa", "--attn", "packed")
+    assert isinstance(result.exception, SourceError)
+    assert "no attention implementation is called 'packed'. There are eager," in str(result.exception)
+    assert "packed_varlen" in str(result.exception)
+
+
 def test_a_model_that_needs_a_mask_is_said_to_leak_without_it(tmp_path):
     transformers.OPTConfig().save_pretrained(tmp_path)
     result = run(tmp_path, "--attn", "sdpa")

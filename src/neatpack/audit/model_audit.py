@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from neatpack.audit.influence import InfluenceMap, influence_without_boundaries
-from neatpack.audit.models import build_small, has_weights, load_checkpoint, load_config
+from neatpack.audit.models import build_small, has_weights, load_checkpoint, load_config, longest_rows
 from neatpack.errors import ContractError, SourceError
 from neatpack.hf import contract_for, register
 from neatpack.isolation import IsolationReport, check_isolation
@@ -144,7 +144,8 @@ def audit_model(
         A result for each implementation.
 
     Raises:
-        SourceError: no config there, one that transformers does not know, or rows shorter than 8 tokens.
+        SourceError: no config there, one that transformers does not know, rows shorter than 8 tokens, or an attention
+            implementation that nobody has registered.
         MissingDependencyError: transformers is not installed.
     """
     if row_length < 8 or rows < 1:
@@ -154,6 +155,7 @@ def audit_model(
     register()
     weights = "checkpoint" if has_weights(path) else "random"
     names = tuple(dict.fromkeys(attention)) or DEFAULT_ATTENTION
+    _refuse_unknown(names)
     results = []
     for done, name in enumerate(names):
         if progress:
@@ -163,8 +165,21 @@ def audit_model(
         except Exception as error:  # whatever transformers raises is the answer, not a failure of the audit
             results.append(AttentionAudit(name, None, _reason(error), bool(attention)))
             continue
-        results.append(_audit_one(model, name, bool(attention), rows, row_length, seed, control))
+        result = _audit_one(model, name, bool(attention), rows, row_length, seed, control)
+        if result.row_limit is not None and weights == "random":  # the small model's own; the one it stands for has longer rows
+            result = replace(result, row_limit=longest_rows(config))
+        results.append(result)
     return ModelAudit(str(source), config.model_type, weights, rows, row_length, seed, tuple(results))
+
+
+def _refuse_unknown(names: Sequence[str]) -> None:
+    """Refuse attention that nobody has registered, before any model is built."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    known = ["eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()]
+    for name in names:
+        if name not in known:
+            raise SourceError(f"no attention implementation is called {name!r}. There are {', '.join(sorted(known))}.")
 
 
 def _audit_one(

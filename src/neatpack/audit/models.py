@@ -7,6 +7,7 @@ query to key/value heads, windows and chunks small enough to bite within a short
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from contextlib import suppress
@@ -132,6 +133,18 @@ def build_small(config: Any, attention: str, *, row_length: int, seed: int = 0) 
         return model.float()
 
     return with_attention(build, attention)
+
+
+def longest_rows(config: Any) -> int | None:
+    """The longest rows that the model of a config takes, None for any: read off it without weights, at its full size."""
+    from transformers import AutoModelForCausalLM
+
+    from neatpack.hf.row_limit import row_limit
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager", trust_remote_code=False)
+    limit = row_limit(model)
+    return None if limit is None else limit.tokens
 
 
 def with_attention(load: Callable[[str | None], torch.nn.Module], attention: str | None) -> torch.nn.Module:
