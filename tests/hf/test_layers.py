@@ -25,7 +25,8 @@ from neatpack.hf.segments import _watch
 from tiny_models import cache_keyword, packed_batch, tiny_model
 
 FAMILIES = [
-    "big_bird", "bloom", "falcon", "gpt_neo", "gpt_neox_japanese", "megatron-bert", "mpt", "openai-gpt", "rembert", "xglm"
+    "big_bird", "bloom", "falcon", "gpt_neo", "gpt_neox_japanese", "megatron-bert", "mpt", "openai-gpt", "rembert", "roformer",
+    "xglm"
 ]  # fmt: skip
 ROWS = [
     {"input_ids": list(range(3, 35)), "seq_lengths": [20, 12]},
@@ -185,6 +186,23 @@ def test_mpt_has_its_own_slopes_for_any_number_of_heads(heads):
     ids = torch.arange(3, 63)[None]
     torch.testing.assert_close(logits_of(model, input_ids=ids), logits_of(plain, input_ids=ids), atol=1e-4, rtol=0)
     assert check_isolation(model, batch_for(model)).isolated
+
+
+def test_roformers_values_may_be_rotated_too():
+    """Then a document is what it is alone only where its places are counted from its own start."""
+    sizes = {"vocab_size": 128, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    torch.manual_seed(0)
+    plain = AutoModelForCausalLM.from_config(transformers.RoFormerConfig(**sizes, is_decoder=True, rotary_value=True)).eval()
+    for parameter in plain.parameters():
+        if parameter.dim() > 1 and parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.2)
+    model, ids = use_packed_varlen(copy.deepcopy(plain)), torch.arange(3, 35)[None]
+    torch.testing.assert_close(logits_of(model, input_ids=ids), logits_of(plain, input_ids=ids), atol=1e-4, rtol=0)
+    assert check_isolation(model, batch_for(model)).isolated
+    batch = dict(collator_for(model)(ROWS[:1]))
+    alone = logits_of(plain, input_ids=ids[:, 20:])
+    torch.testing.assert_close(logits_of(model, **batch)[:, 20:], alone, atol=1e-4, rtol=0)
+    assert (logits_of(plain, input_ids=ids)[:, 20:] - alone).abs().max() > 0.1
 
 
 # --- ALiBi ------------------------------------------------------------------------------------------------------------
@@ -584,7 +602,7 @@ def test_a_packed_row_in_a_cache_of_fixed_size_is_refused(family):
             model(**bare, **further, **{keyword: cache}, use_cache=True)
 
 
-@pytest.mark.parametrize("head", ["BigBird", "MegatronBert", "RemBert"])
+@pytest.mark.parametrize("head", ["BigBird", "MegatronBert", "RemBert", "RoFormer"])
 def test_choices_are_rows_of_one_document(head):
     config = getattr(transformers, f"{head}Config")(
         vocab_size=128, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, attention_type="original_full",

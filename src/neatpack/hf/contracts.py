@@ -261,10 +261,10 @@ def _refuse_what_no_payload_reaches(facts: ModelFacts, known: frozenset[str]) ->
             f"{facts.name} numbers its tokens by itself, and not from one padding id on: where a document's positions would "
             "have to start is not known. Train it on one document a row."
         )
-    if not facts.takes_positions and not facts.biased_by_distance:
+    if not facts.takes_positions and not facts.biased_by_distance and not facts.standing_in:
         raise ContractError(
             f"{facts.name}.forward takes no position_ids: it counts positions along the whole row, so every document but the "
-            "first would be read as a continuation. Train it on one document a row."
+            f"first would be read as a continuation. {_alone(facts)}"
         )
     if facts.blocks is not None:
         raise ContractError(

@@ -62,10 +62,11 @@ def use_packed_varlen(model: Model, name: str = "packed_varlen") -> Model:
     """Run a built model's attention on packed_varlen, also where its family's code goes past transformers' interface.
 
     Most families are simply set to it. In bloom, falcon, gpt_neo, gpt_neox_japanese, mpt, openai-gpt, xglm, big_bird,
-    megatron-bert and rembert the attention layers of this one model are given a class of `neatpack.hf.layers` instead of their
-    own: same parameters, same names (checkpoints, adapters and optimizers see no difference), another forward. transformers
-    itself and other models are not touched. The model's forward (also its class is a subclass now) reads the boundaries it is
-    called with, and refuses those that would be lost. There is no way back: for another attention load the model again.
+    megatron-bert, rembert and roformer the attention layers of this one model are given a class of `neatpack.hf.layers`
+    instead of their own: same parameters, same names (checkpoints, adapters and optimizers see no difference), another forward.
+    The model itself becomes one of a subclass of its class, whose forward reads the boundaries it is called with, and refuses
+    those that would be lost. transformers and other models are not touched. There is no way back: for another attention load
+    the model again.
 
     Args:
         model: a transformers model as it was loaded: call this before it is compiled, hooked or sharded.

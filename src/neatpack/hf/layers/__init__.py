@@ -28,6 +28,7 @@ _STAND_INS = {
     "mpt.modeling_mpt.MptAttention": "mpt.PackedMptAttention",
     "openai.modeling_openai.Attention": "openai.PackedOpenAIGPTAttention",
     "rembert.modeling_rembert.RemBertSelfAttention": "bert.PackedRemBertSelfAttention",
+    "roformer.modeling_roformer.RoFormerSelfAttention": "roformer.PackedRoFormerSelfAttention",
     "xglm.modeling_xglm.XGLMAttention": "xglm.PackedXGLMAttention",
 }
 
