@@ -351,6 +351,13 @@ def test_what_cannot_work_is_refused_before_the_first_row(options, message):
         PackedStream(**{"source": [[1]], "capacity": 4, **options})
 
 
+def test_a_bad_record_in_a_stream_of_files_comes_with_a_way_out_that_there_is(tmp_path):
+    """A stream has no --skip-bad: packing has."""
+    source = write_jsonl(tmp_path / "a.jsonl", [{"input_ids": [1, 2]}, {"input_ids": [3, -4]}])
+    with pytest.raises(SourceError, match=r"line 2: .*pack the files first, with neatpack pack --skip-bad,"):
+        list(PackedStream(source, 8))
+
+
 def test_a_source_that_changed_is_refused_by_a_resumed_stream(tmp_path):
     stream = PackedStream(DOCUMENTS, CAPACITY, shuffle_buffer=12, **SMALL)
     next(iter(stream))

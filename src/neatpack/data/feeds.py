@@ -159,7 +159,7 @@ class FileFeed:
         expected = next((both for both in shown if both[1] is not None), (None, None))
         first, index = mark or (0, 0)
         readers: dict[PackOptions, DocumentReader] = {}
-        problems = Problems()
+        problems = Problems(offered=False)
         for number in range(first, len(parts)):
             here = [number, index]
             columns = self._columns(parts[number])

@@ -196,12 +196,14 @@ class Problems:
 
     Attributes:
         skip: count instead of raising.
+        offered: the reader at work can be told to skip; a stream cannot.
         counts: bad records by reason.
         examples: the first message for each reason.
         spelled: documents whose text spells out a special token, by its name.
     """
 
     skip: bool = False
+    offered: bool = True
     counts: dict[str, int] = field(default_factory=dict)
     examples: dict[str, str] = field(default_factory=dict)
     spelled: Counter[str] = field(default_factory=Counter)
@@ -214,9 +216,8 @@ class Problems:
         """
         message = f"{where}: {detail}"
         if not self.skip:
-            raise SourceError(
-                f"{message} Fix the record, or pass --skip-bad to leave such records out and count them."
-            ) from cause
+            way = "pass --skip-bad" if self.offered else "pack the files first, with neatpack pack --skip-bad,"
+            raise SourceError(f"{message} Fix the record, or {way} to leave such records out and count them.") from cause
         self.counts[reason] = self.counts.get(reason, 0) + count
         self.examples.setdefault(reason, message)
 
