@@ -1,0 +1,123 @@
+"""Selecting packed_varlen on a built model: which classes it gets, and which models are refused."""
+
+import copy
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers
+
+from hf.stand_ins import batch_for, logits_of
+from neatpack import check_isolation
+from neatpack.audit.zoo_models import small_model
+from neatpack.errors import ContractError
+from neatpack.hf import contract_for, use_packed_varlen
+from neatpack.hf.layers.base import PackedLayer
+from neatpack.hf.layers.models import ReadsBoundaries
+from tiny_models import packed_batch, tiny_model
+
+
+def test_a_model_that_goes_through_the_interface_is_simply_set():
+    model = tiny_model("llama", "sdpa")
+    assert use_packed_varlen(model) is model
+    batch = packed_batch()
+    assert torch.equal(logits_of(model, **batch), logits_of(tiny_model("llama"), **batch))
+    assert not any(isinstance(part, PackedLayer) for part in model.modules())
+
+
+def test_other_models_of_the_family_are_not_touched():
+    bystander = small_model("falcon", None, 32)
+    use_packed_varlen(small_model("falcon", None, 32))
+    assert {type(part).__name__ for part in bystander.modules() if "Attention" in type(part).__name__} == {"FalconAttention"}
+    assert contract_for(bystander).attention == "sdpa"
+
+
+def test_selecting_it_twice_changes_nothing():
+    model = use_packed_varlen(small_model("xglm", None, 32))
+    kinds = [type(part) for part in model.modules()]
+    assert [type(part) for part in use_packed_varlen(model).modules()] == kinds
+    assert kinds[0].__mro__.count(ReadsBoundaries) == 1
+    assert check_isolation(use_packed_varlen(model, "by_another_name"), batch_for(model)).isolated
+    assert contract_for(model).attention == "by_another_name"
+
+
+def test_a_model_around_one_that_was_selected_before_reads_for_both():
+    model = small_model("rembert", None, 32)
+    use_packed_varlen(model.rembert)
+    assert check_isolation(use_packed_varlen(model), batch_for(model)).isolated
+
+
+def test_a_model_that_does_not_read_boundaries_for_its_layers_has_no_contract():
+    model = use_packed_varlen(small_model("mpt", None, 32))
+    model.__class__ = transformers.MptForCausalLM
+    with pytest.raises(ContractError):
+        contract_for(model)
+
+
+def test_layers_work_in_a_process_that_registered_nothing(tmp_path):
+    model = use_packed_varlen(small_model("mpt", None, 32))
+    torch.save((model, batch_for(model)), tmp_path / "model.pt")
+    script = (
+        "import sys, torch; m, b = torch.load(sys.argv[1], weights_only=False); b.pop('doc_ids'); print(m(**b).loss.item())"
+    )
+    run = subprocess.run([sys.executable, "-c", script, str(tmp_path / "model.pt")], capture_output=True, text=True, check=True)
+    batch = batch_for(model)
+    del batch["doc_ids"]
+    assert float(run.stdout) == pytest.approx(model(**batch).loss.item(), rel=1e-5)
+
+
+def test_a_saved_part_names_the_class_that_everyone_knows(tmp_path):
+    model = use_packed_varlen(small_model("bloom", None, 32))
+    model.transformer.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["BloomModel"]
+
+
+def test_another_name_reaches_the_layers():
+    model = use_packed_varlen(small_model("mpt", None, 32), "varlen_of_layers")
+    assert contract_for(model).attention == "varlen_of_layers"
+    assert check_isolation(model, batch_for(model)).isolated
+
+
+def test_a_layer_whose_forward_was_replaced_is_refused():
+    model = small_model("gpt_neo", None, 32)
+    attention = model.transformer.h[0].attn.attention
+    attention.forward = lambda *args, **kwargs: type(attention).forward(attention, *args, **kwargs)
+    with pytest.raises(ContractError, match=r"GPTNeoSelfAttention has been replaced.*right after loading"):
+        use_packed_varlen(model)
+
+
+@pytest.mark.parametrize("name", ["xlm", "cpmant"])
+def test_a_family_that_nothing_reaches_is_refused(name):
+    with pytest.raises(ContractError, match="no layer to put in its place"):
+        use_packed_varlen(small_model(name, None, 32))
+
+
+def test_what_is_no_transformers_model_is_refused():
+    with pytest.raises(ContractError, match="Linear is no transformers model"):
+        use_packed_varlen(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("name", ["mpt", "bloom", "openai-gpt"])
+def test_a_refusal_names_the_way_out(name):
+    with pytest.raises(ContractError, match=r"Call neatpack.hf.use_packed_varlen\(model\)"):
+        contract_for(plain_with_the_name(name))
+
+
+def plain_with_the_name(name):
+    """A model that was loaded with the name of an attention which its code never calls."""
+    model = small_model(name, None, 32)
+    model.config._attn_implementation = "packed_varlen"
+    return model
+
+
+def test_another_model_of_its_class_is_on_packed_varlen_too(family, tmp_path):
+    """A class that reads boundaries for layers of transformers would hand those a map they cannot read."""
+    _, _, model = family
+    model.save_pretrained(tmp_path)
+    batch = batch_for(model)
+    for other in (type(model)(copy.deepcopy(model.config)).eval(), type(model).from_pretrained(tmp_path).eval()):
+        assert contract_for(other).attention == "packed_varlen"
+        assert check_isolation(other, batch).max_influence == 0.0
+    assert torch.equal(logits_of(other, input_ids=batch["input_ids"]), logits_of(model, input_ids=batch["input_ids"]))
