@@ -5,6 +5,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import neatpack.hf
+from neatpack import check_isolation
 from neatpack.errors import ContractError
 from neatpack.hf.mask import PackedMask
 from tiny_models import DENSE, DOC_IDS, MIXTURES, documents_of, packed_batch, tiny_model
@@ -95,6 +96,15 @@ def test_a_window_that_only_the_mask_knows_is_kept():
     batch = packed_batch()
     with torch.no_grad():
         assert (wide(**batch).logits - narrow(**batch).logits).abs().max() > 0.1
+
+
+@pytest.mark.parametrize(("architecture", "verdict"), [("llama", "isolated"), ("gpt2", "differing"), ("opt", "differing")])
+def test_offsets_without_positions_leak_nowhere_and_differ_where_places_have_vectors(architecture, verdict):
+    batch = packed_batch()
+    del batch["position_ids"]
+    report = check_isolation(tiny_model(architecture), batch, doc_ids=torch.tensor(DOC_IDS))
+    assert report.max_influence == 0.0
+    assert report.verdict == verdict
 
 
 @pytest.mark.parametrize("seed", range(4))
