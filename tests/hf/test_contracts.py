@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 
 import neatpack.hf
 from neatpack import check_isolation
+from neatpack.audit.zoo_models import small_model
 from neatpack.errors import ContractError
 from neatpack.hf import contract_for
 from neatpack.hf.model_facts import _mask_calls, model_facts
@@ -143,6 +144,36 @@ def test_an_implementation_nobody_knows_is_refused():
     model.config._attn_implementation_internal = "someones_attention"
     with pytest.raises(ContractError, match=r"attn_implementation='someones_attention'.*neatpack.hf.register"):
         contract_for(model)
+
+
+class ShiftsInItsParent(transformers.LlamaForCausalLM):
+    """A user's own class: its loss is that of the class it extends."""
+
+    def forward(self, input_ids=None, position_ids=None, labels=None, **options):
+        return super().forward(input_ids, position_ids=position_ids, labels=labels, **options)
+
+
+def loss_and_that_of_next_tokens(model):
+    ids = torch.arange(3, 23)[None]
+    with torch.no_grad():
+        result = model(input_ids=ids, labels=ids, use_cache=False)
+    return float(result.loss), float(torch.nn.functional.cross_entropy(result.logits[0, :-1], ids[0, 1:]))
+
+
+def test_a_model_whose_own_loss_asks_for_the_token_itself_is_refused():
+    """Decoders of encoder-decoder families want labels that were shifted before; aligned ones would teach them to repeat."""
+    model = small_model("whisper", "sdpa", 32)
+    loss, of_next = loss_and_that_of_next_tokens(model)
+    assert abs(loss - of_next) > 0.01
+    with pytest.raises(ContractError, match="compares the logits of a token with the label of the same token"):
+        contract_for(model)
+
+
+def test_a_model_whose_loss_asks_for_the_next_token_is_not():
+    model = ShiftsInItsParent(tiny_model("llama", "sdpa").config).eval()
+    loss, of_next = loss_and_that_of_next_tokens(model)
+    assert loss == pytest.approx(of_next, rel=1e-5)
+    assert contract_for(model).payload == "positions"
 
 
 @pytest.mark.parametrize("attention", ["packed_varlen", "sdpa", "eager"])

@@ -24,12 +24,14 @@ from neatpack.errors import ContractError
 from neatpack.hf import contract_for, register
 from neatpack.hf.layers.base import PackedLayer
 from neatpack.isolation import IsolationReport, check_isolation
-from neatpack.train import PackedCollator
+from neatpack.packed_seq import packed_seq_params_from_doc_ids
+from neatpack.train import PackedCollator, packed_cross_entropy
 
 IMPLEMENTATIONS = ("packed_varlen", "sdpa", "eager", "flex_attention", "flash_attention")
 ROW_LENGTH = 32
 DOCUMENTS = ((7, 12, 9), (10, 6, 16))
 """Lengths of the documents in the two rows; the first row ends in four pads. Windows and chunks are 8 tokens."""
+_LOSS_TOLERANCE = 1e-4
 
 
 def measure_entry(name: str) -> dict[str, Any]:
@@ -100,7 +102,7 @@ def _measured(model: torch.nn.Module, collator: PackedCollator, most: int) -> di
     """What the probe measured with the collator's batch, or what the model raised."""
     rows = _rows(model)
     batch = collator(rows)
-    del batch["labels"]
+    labels = batch.pop("labels")
     doc_ids = torch.tensor(
         [
             [i + 1 for i, length in enumerate(lengths) for _ in range(length)] + [0] * (ROW_LENGTH - sum(lengths))
@@ -110,17 +112,20 @@ def _measured(model: torch.nn.Module, collator: PackedCollator, most: int) -> di
     try:
         report = check_isolation(model, batch, doc_ids=doc_ids, max_documents=most, position_start=collator.position_start)
         plain = _difference_from_plain_call(model, batch, rows)
+        loss = _difference_of_loss(model, batch, labels, doc_ids)
     except Exception as error:
         return {"error": f"{type(error).__name__}: {(str(error).strip() or '-').splitlines()[0]}"[:300]}
     return {
-        "verdict": _verdict(report, plain),
+        "verdict": _verdict(report, plain, loss),
         **_numbers(report),
         "difference_from_plain_call": plain if math.isfinite(plain) else str(plain),
+        "difference_of_loss": loss if math.isfinite(loss) else str(loss),
     }
 
 
-def _verdict(report: IsolationReport, plain: float) -> str:
-    return "differing" if report.isolated and plain > report.tolerance else report.verdict
+def _verdict(report: IsolationReport, plain: float, loss: float) -> str:
+    as_alone = plain <= report.tolerance and loss <= _LOSS_TOLERANCE
+    return "differing" if report.isolated and not as_alone else report.verdict
 
 
 def _numbers(report: IsolationReport) -> dict[str, Any]:
@@ -135,6 +140,16 @@ def _difference_from_plain_call(model: torch.nn.Module, batch: dict[str, Any], r
     with torch.no_grad():
         packed = model(**batch).logits[0, start : start + length]
         return float((model(input_ids=tokens, **_no_cache(model)).logits[0] - packed).abs().max())
+
+
+def _difference_of_loss(model: torch.nn.Module, batch: dict[str, Any], labels: torch.Tensor, doc_ids: torch.Tensor) -> float:
+    """The model's own loss against that of its logits, each asked for its document's next token; relative."""
+    if "labels" not in inspect.signature(model.forward).parameters:
+        return 0.0
+    with torch.no_grad():
+        result = model(**batch, labels=labels)
+        expected = packed_cross_entropy(result.logits.float(), labels, packed_seq_params_from_doc_ids(doc_ids))
+    return float((result.loss - expected).abs() / expected)
 
 
 def _plain_call_fails(model: torch.nn.Module) -> str:

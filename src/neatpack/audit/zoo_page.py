@@ -33,8 +33,8 @@ contract (`neatpack.hf.contract_for`), and the measurement (`neatpack.check_isol
 padding; windows and chunks are 8 tokens, so that they bite.
 
 - **isolated**: the contract accepts the model, no document moves another one's logits, and each is what it is alone, both
-  with positions from 0 and as the plain call `model(input_ids)` gives it: to 1e-5 of the largest logit. The number is the
-  largest influence or difference, in logits.
+  with positions from 0 and as the plain call `model(input_ids)` gives it: to 1e-5 of the largest logit. The model's own loss
+  is that of next tokens within documents, to 1e-4. The number is the largest influence or difference, in logits.
 - **refused**: the contract raises before anything runs. Where the model could be run regardless, the number says how far
   documents then move each other.
 - **-**: transformers does not offer that implementation for the model.

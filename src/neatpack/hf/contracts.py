@@ -266,6 +266,12 @@ def _refuse_what_no_payload_reaches(facts: ModelFacts, known: frozenset[str]) ->
             f"{facts.name}.forward takes no position_ids: it counts positions along the whole row, so every document but the "
             f"first would be read as a continuation. {_alone(facts)}"
         )
+    if not facts.shifts_labels:
+        raise ContractError(
+            f"{facts.name} compares the logits of a token with the label of the same token: it wants labels that were shifted "
+            "before, and those of a packed batch are aligned with its tokens, so it would learn to repeat its input. "
+            "Train it on one document a row."
+        )
     if facts.blocks is not None:
         raise ContractError(
             f"{facts.name} is configured for attention in blocks of the row (config.attention_type={facts.blocks!r}): "

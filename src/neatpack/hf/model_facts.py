@@ -73,6 +73,7 @@ class ModelFacts:
         made_causal_by: the setting without which its tokens see later ones; None where they see none.
         flash_finds_dtype: every attention layer holds an `nn.Linear`, whose dtype transformers' flash path casts float32 to.
         stock: which of `sdpa` and `eager` transformers offers for it.
+        shifts_labels: its own loss compares the logits of a place with the label of the next one.
         other_inputs: arguments of its `forward` for inputs other than text.
     """
 
@@ -101,6 +102,7 @@ class ModelFacts:
     made_causal_by: str | None
     flash_finds_dtype: bool
     stock: tuple[str, ...]
+    shifts_labels: bool
     other_inputs: tuple[str, ...]
 
 
@@ -138,6 +140,7 @@ def model_facts(model: torch.nn.Module) -> ModelFacts:
         made_causal_by=_made_causal_by(text, whole),
         flash_finds_dtype=all(any(isinstance(part, torch.nn.Linear) for part in module.modules()) for _, module in attention),
         stock=("sdpa", "eager") if getattr(model, "_supports_sdpa", False) else ("eager",),
+        shifts_labels=_shifts_labels(model, sources),
         other_inputs=other_inputs(model),
     )
 
@@ -294,6 +297,24 @@ def _position_start(model: torch.nn.Module) -> int | None:
         return 0
     first = padding.pop()
     return first + 1 if isinstance(first, int) and not padding else None
+
+
+def _shifts_labels(model: torch.nn.Module, sources: dict[type, str]) -> bool:
+    """Does a class of the model call transformers' causal loss, or shift labels or logits by itself?
+
+    The decoders of encoder-decoder families do neither: they want labels that were shifted before.
+    """
+    if "labels" not in inspect.signature(model.forward).parameters:
+        return True  # it has no loss
+    trees = (ast.parse(sources.get(kind, "")) for kind in type(model).__mro__)
+    return any(_shifts(node) for tree in trees for node in ast.walk(tree))
+
+
+def _shifts(node: ast.AST) -> bool:
+    name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    if name == "loss_function" or name.startswith("shift"):
+        return True
+    return isinstance(node, ast.Subscript) and ast.unparse(node) in ("labels[..., 1:]", "labels[:, 1:]")
 
 
 # --- layers -----------------------------------------------------------------------------------------------------------
