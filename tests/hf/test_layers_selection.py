@@ -1,16 +1,19 @@
 """Selecting packed_varlen on a built model: which classes it gets, and which models are refused."""
 
 import copy
+import importlib
 import json
+import pickle
 import subprocess
 import sys
 
 import pytest
 import torch
 import transformers
+from accelerate import Accelerator
 
-from hf.stand_ins import batch_for, logits_of
-from neatpack import check_isolation
+from hf.stand_ins import ROWS, batch_for, logits_of
+from neatpack import PackedCollator, check_isolation
 from neatpack.audit.zoo_models import small_model
 from neatpack.errors import ContractError
 from neatpack.hf import contract_for, use_packed_varlen
@@ -121,3 +124,89 @@ def test_another_model_of_its_class_is_on_packed_varlen_too(family, tmp_path):
         assert contract_for(other).attention == "packed_varlen"
         assert check_isolation(other, batch).max_influence == 0.0
     assert torch.equal(logits_of(other, input_ids=batch["input_ids"]), logits_of(model, input_ids=batch["input_ids"]))
+
+
+@pytest.mark.parametrize("name", ["mpt", "xglm"])
+def test_a_model_whose_own_forward_was_replaced_is_refused(name):
+    """As accelerate's prepare and `model.forward = torch.compile(model.forward)` do: no class of ours would be called."""
+    model = small_model(name, None, 32)
+    model.forward = model.forward
+    with pytest.raises(ContractError, match=rf"{type(model).__name__} has been replaced"):
+        use_packed_varlen(model)
+    assert type(model) is getattr(transformers, type(model).__name__)
+
+
+def test_a_model_that_is_prepared_afterwards_still_reads_boundaries():
+    model = use_packed_varlen(small_model("mpt", None, 32))
+    batch = batch_for(model)
+    prepared = Accelerator(mixed_precision="bf16", cpu=True).prepare(model)
+    assert "forward" in vars(prepared)
+    assert check_isolation(prepared, batch).max_influence == 0.0
+
+
+@pytest.mark.parametrize("selected", ["eager", "sdpa"])
+def test_another_attention_cannot_be_selected_afterwards(selected):
+    model = use_packed_varlen(small_model("xglm", None, 32))
+    batch = batch_for(model)
+    model.config._attn_implementation = selected
+    for ask in (lambda: contract_for(model), lambda: model(input_ids=batch["input_ids"])):
+        with pytest.raises(ContractError, match=rf"'{selected}' was selected on XGLMForCausalLM.*Load the model again"):
+            ask()
+
+
+class AnyArguments(transformers.BloomForCausalLM):
+    """A user's class that hands on whatever it is given."""
+
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs)
+
+
+def test_a_class_that_takes_any_arguments_is_read_by_name_and_refused_by_place():
+    model = use_packed_varlen(AnyArguments(small_model("bloom", None, 32).config).eval())
+    batch = {key: value for key, value in dict(PackedCollator()(ROWS)).items() if key != "labels"}
+    assert check_isolation(model, batch).max_influence == 0.0
+    ids = batch.pop("input_ids")
+    with pytest.raises(ContractError, match="takes \\*arguments"):
+        model(ids, **batch)
+
+
+def test_a_users_own_class_is_saved_with_its_own_code(tmp_path, monkeypatch):
+    (tmp_path / "my_bloom.py").write_text(
+        "from transformers import BloomForCausalLM\n\n\nclass MyBloom(BloomForCausalLM):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    kind = importlib.import_module("my_bloom").MyBloom
+    kind.register_for_auto_class("AutoModelForCausalLM")
+    model = use_packed_varlen(kind(small_model("bloom", None, 32).config).eval())
+    model.save_pretrained(tmp_path / "saved")
+    saved = json.loads((tmp_path / "saved" / "config.json").read_text())
+    assert saved["auto_map"] == {"AutoModelForCausalLM": "my_bloom.MyBloom"}
+    assert (tmp_path / "saved" / "my_bloom.py").read_text() == (tmp_path / "my_bloom.py").read_text()
+
+
+def test_a_compiled_model_is_pickled_as_any_other():
+    model = use_packed_varlen(small_model("mpt", None, 32))
+    model.compile(backend="eager")
+    batch = batch_for(model)
+    del batch["labels"], batch["doc_ids"]
+    assert torch.equal(logits_of(pickle.loads(pickle.dumps(model)), **batch), logits_of(model, **batch))
+
+
+@pytest.mark.parametrize("name", ["bloom", "gpt_neo", "openai-gpt", "roformer", "big_bird"])
+def test_dropout_may_be_taken_out(name):
+    model = use_packed_varlen(small_model(name, None, 32)).train()
+    for parent in list(model.modules()):
+        for child, part in parent.named_children():
+            if isinstance(part, torch.nn.Dropout):
+                setattr(parent, child, torch.nn.Identity())
+    ids = torch.arange(3, 23)[None]
+    assert torch.equal(logits_of(model, input_ids=ids), logits_of(model.eval(), input_ids=ids))
+
+
+@pytest.mark.parametrize("name", ["xglm", "rembert"])
+def test_a_stock_model_that_inherits_the_name_is_refused_when_called(name):
+    """`AutoModelForCausalLM.from_config(model.config)` builds one: its own attention cannot read what stands for a mask."""
+    model = use_packed_varlen(small_model(name, None, 32))
+    other = transformers.AutoModelForCausalLM.from_config(model.config)
+    with pytest.raises(ContractError, match="own code asks for"):
+        other(input_ids=torch.arange(3, 23)[None])

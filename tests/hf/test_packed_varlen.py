@@ -257,10 +257,15 @@ def test_left_padded_generation_equals_each_prompt_alone(architecture):
         assert torch.equal(ours[row, 7:], alone[0, prompt.shape[1] :])
 
 
-def test_generation_with_a_cache_of_fixed_size_equals_stock():
-    for architecture, stock in (("llama", "sdpa"), ("gemma2", "eager")):
-        model = tiny_model(architecture)
-        inputs = {"input_ids": packed_batch()["input_ids"][:2, :7], "attention_mask": torch.ones(2, 7, dtype=torch.long)}
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize(("architecture", "stock"), [("llama", "sdpa"), ("mistral", "sdpa"), ("gemma2", "eager")])
+def test_generation_with_a_cache_of_fixed_size_equals_stock(architecture, stock, masked):
+    """Also with a prompt that fills a window's cache, where transformers hands in the mask that it asked for before."""
+    model = tiny_model(architecture)
+    for length in (7, 16):
+        inputs = {"input_ids": packed_batch()["input_ids"][:2, :length]}
+        if masked:
+            inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
         options = {"cache_implementation": "static", "disable_compile": True}
         assert torch.equal(generated(model, NAME, **inputs, **options), generated(model, stock, **inputs, **options))
 

@@ -132,6 +132,18 @@ def test_positions_that_run_on_are_not_refused_with_a_cache(architecture):
             assert held or torch.allclose(logits, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("hole", [slice(4, 7), slice(12, None)], ids=["in the middle", "at the end"])
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "gpt2", "opt"])
+def test_masked_tokens_are_no_boundary_wherever_they_are(architecture, hole):
+    """Positions stand still over them, and nobody sees them: what is generated is what sdpa generates."""
+    model, plain = tiny_model(architecture), tiny_model(architecture, "sdpa")
+    ids, mask = packed_batch()["input_ids"], torch.ones(3, 16, dtype=torch.long)
+    mask[1, hole] = 0
+    options = {"attention_mask": mask, "max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    for further in ({}, {"cache_implementation": "static", "disable_compile": True}, {"prefill_chunk_size": 6}):
+        assert torch.equal(model.generate(ids, **options, **further), plain.generate(ids, **options, **further))
+
+
 def test_offsets_in_generation_are_refused_at_the_first_cached_step():
     batch = packed_batch()
     lengths = {name: value for name, value in batch.items() if name.startswith(("cu_", "max_"))}

@@ -26,6 +26,7 @@ from neatpack.convert.dense import to_additive_mask, to_dense_mask, to_mask_dict
 from neatpack.errors import ContractError
 from neatpack.hf.heads import refuse_wrappers_and_heads
 from neatpack.hf.model_facts import ATTENTION_KINDS, ModelFacts, model_facts
+from neatpack.hf.register import NO_WAY_BACK
 from neatpack.hf.row_limit import RowLimit, row_limit
 from neatpack.packed_seq import PackedSeqParams
 
@@ -142,6 +143,8 @@ def _decide(facts: ModelFacts, model: torch.nn.Module) -> Contract:
 
 def _payload(facts: ModelFacts, model: torch.nn.Module) -> Contract:
     kind = _kind_of(facts.attention)
+    if facts.standing_in and kind != "packed":
+        raise ContractError(f"{facts.attention!r} was selected on {facts.name}, whose attention layers {NO_WAY_BACK}")
     _refuse_what_no_payload_reaches(facts, known=ATTENTION_KINDS if kind == "flash" else ATTENTION_KINDS | {_SELECTING})
     start = cast(int, facts.position_start)
     if kind in ("flash", "packed"):

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import torch
 
 from neatpack.errors import ContractError
+
+# Models that work on the mask they get, and would not take None for one.
+_WANT_TENSORS = frozenset({"mpt"})
 
 MaskFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -42,6 +45,7 @@ class PackedMask:
     window: int | None = None
     causal: bool = True
     sees_later: torch.Tensor | None = None
+    ndim: ClassVar[int] = 4  # asked by transformers, which hands a mask that it prepared for generation back in
 
     def to(self, device: torch.device | torch.dtype | str | int, non_blocking: bool = False) -> PackedMask:
         """Return the same mask with its map on `device`: layers may live on several. A dtype changes nothing."""
@@ -82,10 +86,20 @@ class PackedMask:
             return self.dense()
         raise _refusal("a part")
 
+    def __getattr__(self, name: str) -> NoReturn:
+        """What tensors have and this has not: refused like the rest, and still absent for `hasattr`."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise _NoTensorError(str(_refusal(name)))
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
         """Stop the model that treats this as a tensor: its attention does not go through transformers' interface."""
         raise _refusal(repr(getattr(func, "__name__", func)))
+
+
+class _NoTensorError(ContractError, AttributeError):
+    """A mask was asked for an attribute that only tensors have."""
 
 
 def _refusal(what: str) -> ContractError:
@@ -103,7 +117,7 @@ def packed_mask(
     q_offset: int | torch.Tensor = 0,
     kv_offset: int = 0,
     mask_function: MaskFunction | None = None,
-    attention_mask: torch.Tensor | None = None,
+    attention_mask: torch.Tensor | PackedMask | None = None,
     local_size: int | None = None,
     allow_is_causal_skip: bool = True,
     allow_is_bidirectional_skip: bool = False,
@@ -121,6 +135,9 @@ def packed_mask(
     """
     from transformers.masking_utils import sdpa_mask
 
+    if isinstance(attention_mask, PackedMask):
+        return attention_mask
+    allow_is_causal_skip &= getattr(options.get("config"), "model_type", None) not in _WANT_TENSORS
     whole_rows = q_length == kv_length and not use_vmap and mask_function is not None
     if whole_rows and not _has_padding(attention_mask):
         if allow_is_bidirectional_skip and local_size is None:

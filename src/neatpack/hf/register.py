@@ -10,6 +10,9 @@ from neatpack.errors import ContractError, MissingDependencyError
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
+NO_WAY_BACK = (
+    "are those that use_packed_varlen gave it: they run on packed_varlen only. Load the model again for another attention."
+)
 # transformers routes on these parts of a name before it looks the name up: kernels from the hub, flash builds, SDPA checks.
 _RESERVED = ("flash", "sdpa", "flex_attention", "eager", "paged", "/", "|")
 
@@ -94,15 +97,21 @@ def use_packed_varlen(model: Model, name: str = "packed_varlen") -> Model:
     models = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
     if not models:
         raise ContractError(f"{type(model).__name__} is no transformers model: nothing in it selects an attention.")
-    standing_in = {part: kind for part in model.modules() if (kind := stand_in_for(part)) is not None}
+    standing_in = {
+        part: kind
+        for part in model.modules()
+        if not isinstance(part, ReadsBoundaries) and (kind := stand_in_for(part)) is not None
+    }
     standing_in |= {part: type(part) for part in model.modules() if isinstance(part, PackedLayer)}
     if not standing_in:
         return _set(model, models[0], name)
-    replaced = sorted({type(part).__name__ for part in standing_in if "forward" in vars(part)})
+    unread = (part for part in models if not isinstance(part, ReadsBoundaries))
+    replaced = sorted({type(part).__name__ for part in (*standing_in, *unread) if "forward" in vars(part)})
     if replaced:
         raise ContractError(
-            f"the forward of {', '.join(replaced)} has been replaced on this model (accelerate's dispatch does that), so "
-            "another class would change nothing. Call use_packed_varlen right after loading, before the model is dispatched."
+            f"the forward of {', '.join(replaced)} has been replaced on this model (accelerate's prepare and dispatch do that, "
+            "and torch.compile(model.forward)), so another class would change nothing. Call use_packed_varlen right after "
+            "loading, before anything else."
         )
     for part, kind in standing_in.items():
         part.__class__ = kind

@@ -157,18 +157,17 @@ def refuse_lost_boundaries(
 
 
 def _flows_to_next(mask: torch.Tensor, keys: int) -> torch.Tensor:
-    """Bool `[B, S - 1]`: does a position see its predecessor?"""
+    """Bool `[B, S - 1]`: does a position see its predecessor? One that is not seen by itself is padding, and sees nobody."""
     if mask.dim() == 2:
         return ~mask[:, 1:]
-    seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-    if mask.shape[-2] == keys:
-        return seen.diagonal(-1, -2, -1).any(1)
-    # With a cache all queries are one block of its places; none sees past its own, and those of no padding see that.
-    seen = seen.any(1)
+    seen = (mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2).any(1)
     places, index = torch.arange(keys, device=mask.device), torch.arange(seen.shape[1], device=mask.device)
-    first = (torch.where(seen, places, 0).amax(-1) - index).amax().clamp(min=0)
-    before = (first + index[1:] - 1).expand(len(seen), -1)[..., None]
-    return seen[:, 1:].gather(-1, before)[..., 0]
+    if seen.shape[1] != keys:
+        # With a cache all queries are one block of its places; none sees past its own, and those of no padding see that.
+        index = index + (torch.where(seen, places, 0).amax(-1) - index).amax().clamp(min=0)
+    itself, before = ((index[1:] - back).expand(len(seen), -1)[..., None] for back in (0, 1))
+    later = seen[:, 1:]
+    return (later.gather(-1, before) & later.gather(-1, itself))[..., 0]
 
 
 def _checked(

@@ -112,6 +112,11 @@ def in_heads(tensor: torch.Tensor, heads: int) -> torch.Tensor:
     return tensor.view(*tensor.shape[:-1], heads, -1).transpose(1, 2)
 
 
+def rate(dropout: torch.nn.Module) -> float:
+    """The probability of an `nn.Dropout`, 0 for what stands in its place."""
+    return float(getattr(dropout, "p", 0.0))
+
+
 def refuse_cross_attention(states: torch.Tensor | None) -> None:
     """Refuse keys of another sequence: rows carry one sequence of documents."""
     if states is not None:

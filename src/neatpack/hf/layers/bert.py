@@ -9,7 +9,7 @@ from transformers.models.big_bird.modeling_big_bird import BigBirdSelfAttention
 from transformers.models.megatron_bert.modeling_megatron_bert import MegatronBertSelfAttention
 from transformers.models.rembert.modeling_rembert import RemBertSelfAttention
 
-from neatpack.hf.layers.base import PackedLayer, in_heads, refuse_cross_attention
+from neatpack.hf.layers.base import PackedLayer, in_heads, rate, refuse_cross_attention
 from neatpack.hf.mask import PackedMask
 
 
@@ -29,7 +29,7 @@ class _PackedSelfAttention(PackedLayer):
         query, key, value = (in_heads(project(hidden_states), self.num_attention_heads) for project in projections)
         key, value = self.cached(key, value, options, self.layer_idx)
         scaling = self.attention_head_size**-0.5
-        return self.attend(query, key, value, attention_mask, scaling=scaling, dropout=self.dropout.p), None
+        return self.attend(query, key, value, attention_mask, scaling=scaling, dropout=rate(self.dropout)), None
 
 
 class PackedBigBirdSelfAttention(_PackedSelfAttention, BigBirdSelfAttention):

@@ -9,7 +9,7 @@ from torch.nn import functional
 from transformers.models.bloom.modeling_bloom import BloomAttention, build_alibi_tensor
 from transformers.models.bloom.modeling_bloom import BloomModel as OriginalBloomModel
 
-from neatpack.hf.layers.base import PackedLayer
+from neatpack.hf.layers.base import PackedLayer, rate
 from neatpack.hf.mask import PackedMask
 
 
@@ -34,7 +34,7 @@ class PackedBloomAttention(PackedLayer, BloomAttention):
             value,
             attention_mask,
             scaling=self.inv_norm_factor,
-            dropout=self.attention_dropout.p,
+            dropout=rate(self.attention_dropout),
             slopes=build_alibi_tensor(two, self.num_heads, torch.float32)[:, 0, 1],
             skips_padding=True,
         )

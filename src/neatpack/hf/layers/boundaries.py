@@ -15,7 +15,8 @@ import torch
 from transformers import AttentionInterface
 
 from neatpack.errors import ContractError
-from neatpack.hf.register import register
+from neatpack.hf.attention import PackedVarlenAttention
+from neatpack.hf.register import NO_WAY_BACK, register
 from neatpack.hf.segments import WAYS_OUT, refuse_lost_boundaries, refuse_short_maximum, segments_from_offsets
 from neatpack.hf.segments_op import traced_offsets
 
@@ -58,7 +59,7 @@ def read_boundaries(model: Any, names: list[str], arguments: tuple[Any, ...], op
     tokens = named.get(name)
     if not isinstance(tokens, torch.Tensor) or tokens.dim() <= width:
         return arguments, options  # the model's own error says what is missing
-    _register_here(model.config._attn_implementation)
+    _register_here(model)
     _refuse_weights(model, named)
     offsets = [named.pop(each, None) for each in _OFFSETS]
     if tokens.dim() > width + 1:
@@ -162,10 +163,19 @@ def _with_first(breaks: torch.Tensor) -> torch.Tensor:
     return torch.cat([breaks.new_ones(len(breaks), 1), breaks], dim=1)
 
 
-def _register_here(name: str) -> None:
-    """A model that was sent to another process brings its layers along, and not what they are registered as."""
-    if name not in AttentionInterface._global_mapping:
-        register(name)
+def _register_here(model: Any) -> None:
+    """Register what the layers run on: a model that was sent to another process brings its layers along, and not that.
+
+    Raises:
+        ContractError: another attention was selected on the model since.
+    """
+    name = model.config._attn_implementation
+    if isinstance(AttentionInterface._global_mapping.get(name), PackedVarlenAttention):
+        return
+    ours = next((part.attention_name for part in model.modules() if hasattr(part, "attention_name")), name)
+    if name != ours:
+        raise ContractError(f"{name!r} was selected on {type(model).__name__}, whose attention layers {NO_WAY_BACK}")
+    register(name)
 
 
 def _refuse_weights(model: Any, named: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ import torch
 from transformers.models.falcon.modeling_falcon import FalconAttention, apply_rotary_pos_emb, build_alibi_tensor
 from transformers.models.falcon.modeling_falcon import FalconModel as OriginalFalconModel
 
-from neatpack.hf.layers.base import PackedLayer
+from neatpack.hf.layers.base import PackedLayer, rate
 from neatpack.hf.mask import PackedMask
 
 
@@ -32,7 +32,7 @@ class PackedFalconAttention(PackedLayer, FalconAttention):
         query, key, value = (part.transpose(1, 2) for part in self._split_heads(self.query_key_value(hidden_states)))
         slopes, dropout = None, 0.0
         if self.config.alibi:
-            slopes, dropout = self._slopes(query.device), self.attention_dropout.p
+            slopes, dropout = self._slopes(query.device), rate(self.attention_dropout)
         else:
             query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
         key, value = self.cached(key, value, options, self.layer_idx)

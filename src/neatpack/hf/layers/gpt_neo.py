@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers.models.gpt_neo.modeling_gpt_neo import GPTNeoSelfAttention
 
-from neatpack.hf.layers.base import PackedLayer, in_heads
+from neatpack.hf.layers.base import PackedLayer, in_heads, rate
 from neatpack.hf.mask import PackedMask
 
 
@@ -22,5 +22,5 @@ class PackedGPTNeoSelfAttention(PackedLayer, GPTNeoSelfAttention):
         query, key, value = (in_heads(project(hidden_states), self.num_heads) for project in projections)
         window = self.config.window_size if self.attention_type == "local" else None
         key, value = self.cached(key, value, options, self.layer_id, window)
-        attended = self.attend(query, key, value, attention_mask, scaling=1.0, dropout=self.attn_dropout.p, window=window)
+        attended = self.attend(query, key, value, attention_mask, scaling=1.0, dropout=rate(self.attn_dropout), window=window)
         return self.resid_dropout(self.out_proj(attended)), None

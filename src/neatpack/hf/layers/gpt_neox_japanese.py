@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers.models.gpt_neox_japanese.modeling_gpt_neox_japanese import GPTNeoXJapaneseAttention, apply_rotary_pos_emb
 
-from neatpack.hf.layers.base import PackedLayer
+from neatpack.hf.layers.base import PackedLayer, rate
 from neatpack.hf.mask import PackedMask
 
 
@@ -30,6 +30,6 @@ class PackedGPTNeoXJapaneseAttention(PackedLayer, GPTNeoXJapaneseAttention):
         query, key = (torch.cat([part, whole[..., rotated:]], dim=-1) for part, whole in zip(turned, (query, key), strict=True))
         key, value = self.cached(key, value, options, self.layer_idx)
         attended = self.attend(
-            query, key, value, attention_mask, scaling=1 / self.norm_factor, dropout=self.attention_dropout.p
+            query, key, value, attention_mask, scaling=1 / self.norm_factor, dropout=rate(self.attention_dropout)
         )
         return self.dense(attended), None, self.dense_bias

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers.models.openai.modeling_openai import Attention
 
-from neatpack.hf.layers.base import PackedLayer, in_heads
+from neatpack.hf.layers.base import PackedLayer, in_heads, rate
 from neatpack.hf.layers.boundaries import SegmentStarts
 
 
@@ -23,7 +23,7 @@ class PackedOpenAIGPTAttention(PackedLayer, Attention):
         """Attend; `[B, S, hidden]` in and out."""
         query, key, value = (in_heads(part, self.n_head) for part in self.c_attn(x).split(self.split_size, dim=2))
         scaling = query.shape[-1] ** -0.5 if self.scale else 1.0
-        attended = self.attend(query, key, value, _as_it_was(attention_mask), scaling=scaling, dropout=self.attn_dropout.p)
+        attended = self.attend(query, key, value, _as_it_was(attention_mask), scaling=scaling, dropout=rate(self.attn_dropout))
         return [self.resid_dropout(self.c_proj(attended))]
 
 

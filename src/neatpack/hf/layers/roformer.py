@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers.models.roformer.modeling_roformer import RoFormerSelfAttention
 
-from neatpack.hf.layers.base import PackedLayer, in_heads, refuse_cross_attention
+from neatpack.hf.layers.base import PackedLayer, in_heads, rate, refuse_cross_attention
 from neatpack.hf.layers.boundaries import SegmentStarts, places_within
 from neatpack.hf.mask import PackedMask
 
@@ -34,7 +34,7 @@ class PackedRoFormerSelfAttention(PackedLayer, RoFormerSelfAttention):
                 value, _ = self.apply_rotary_position_embeddings(angles, value, value)
         key, value = self.cached(key, value, options, self.layer_idx)
         scaling = self.attention_head_size**-0.5
-        return self.attend(query, key, value, attention_mask, scaling=scaling, dropout=self.dropout.p), None
+        return self.attend(query, key, value, attention_mask, scaling=scaling, dropout=rate(self.dropout)), None
 
 
 def _within_documents(angles: torch.Tensor, mask: torch.Tensor | PackedMask | None) -> torch.Tensor:
