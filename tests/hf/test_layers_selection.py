@@ -16,7 +16,7 @@ from hf.stand_ins import ROWS, batch_for, logits_of
 from neatpack import PackedCollator, check_isolation
 from neatpack.audit.zoo_models import small_model
 from neatpack.errors import ContractError
-from neatpack.hf import contract_for, use_packed_varlen
+from neatpack.hf import contract_for, register, use_packed_varlen
 from neatpack.hf.layers.base import PackedLayer
 from neatpack.hf.layers.models import ReadsBoundaries
 from tiny_models import packed_batch, tiny_model
@@ -210,3 +210,51 @@ def test_a_stock_model_that_inherits_the_name_is_refused_when_called(name):
     other = transformers.AutoModelForCausalLM.from_config(model.config)
     with pytest.raises(ContractError, match="own code asks for"):
         other(input_ids=torch.arange(3, 23)[None])
+
+
+# Families that do not tell their attention the positions; what they are given with positions that restart.
+UNTOLD = ["llama4_text", "deepseek_v32", "persimmon", "gpt_bigcode", "ctrl", "cohere_compass_text", "fuyu", "moshi"]
+LOST = {
+    "a mask of ones": {"attention_mask": torch.ones(2, 32), "use_cache": False},
+    "a causal mask": {"attention_mask": torch.ones(2, 1, 32, 32, dtype=torch.bool).tril(), "use_cache": False},
+    "a cache": {"use_cache": True},
+}
+
+
+@pytest.mark.parametrize("name", UNTOLD)
+def test_a_model_that_tells_its_attention_no_positions_refuses_lost_boundaries_itself(name):
+    model = use_packed_varlen(small_model(name, None, 32))
+    batch = PackedCollator(return_doc_ids=True, row_length=32)(ROWS)
+    bare = {"input_ids": batch["input_ids"], "position_ids": batch["position_ids"]}
+    for further in LOST.values():
+        with pytest.raises(ContractError, match="position_ids go from 19 to 0 at row 0, position 20"):
+            model(**bare, **further)
+    assert check_isolation(model, batch).max_influence == 0.0
+    assert type(model).__name__ == type(small_model(name, None, 32)).__name__
+
+
+@pytest.mark.parametrize("name", UNTOLD)
+def test_what_a_model_makes_a_cache_by_itself_is_looked_for_in_its_text_config(name):
+    model = use_packed_varlen(small_model(name, None, 32))
+    batch = PackedCollator(row_length=32)(ROWS)
+    model.config.get_text_config().use_cache = True
+    with pytest.raises(ContractError, match="position_ids go from 19 to 0 at row 0, position 20"):
+        model(input_ids=batch["input_ids"], position_ids=batch["position_ids"])
+
+
+@pytest.mark.parametrize("name", UNTOLD)
+def test_without_that_look_a_mask_of_ones_would_let_documents_through(name):
+    model = small_model(name, None, 32)
+    model.set_attn_implementation(register())
+    batch = PackedCollator(return_doc_ids=True, row_length=32)(ROWS)
+    bare = {"input_ids": batch["input_ids"], "position_ids": batch["position_ids"], **LOST["a mask of ones"]}
+    assert check_isolation(model, bare, doc_ids=batch["doc_ids"]).max_influence > 0.1
+
+
+def test_padding_and_generation_pass_that_look():
+    plain, model = small_model("persimmon", "sdpa", 32), use_packed_varlen(small_model("persimmon", None, 32))
+    ids, mask = torch.arange(3, 23).repeat(2, 1), torch.ones(2, 20, dtype=torch.long)
+    mask[1, :5] = 0
+    options = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    assert torch.equal(model.generate(ids, **options), plain.generate(ids, **options))
+    assert torch.equal(logits_of(copy.deepcopy(model), input_ids=ids), logits_of(model, input_ids=ids))

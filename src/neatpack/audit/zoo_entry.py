@@ -13,7 +13,8 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -67,6 +68,8 @@ def _cell(name: str, attention: str, refusals: dict[str, dict[str, Any]]) -> dic
             lacking = "cannot be run on CPU" in broken
             return {"verdict": "unavailable" if lacking else "unbuildable", "why": broken}
         verdict = "isolated" if found.get("verdict") == "isolated" else "wrong"
+        if attention == "packed_varlen" and (passed := _lost_and_passed_over(model, collator)):
+            found, verdict = {"error": f"documents mix, and nothing says so, when boundaries are lost to {passed}"}, "wrong"
         ours = any(isinstance(part, PackedLayer) for part in model.modules())
         return {"verdict": verdict, "payload": contract.payload, "standing_in": ours, "measured": found}
 
@@ -140,6 +143,20 @@ def _difference_from_plain_call(model: torch.nn.Module, batch: dict[str, Any], r
     with torch.no_grad():
         packed = model(**batch).logits[0, start : start + length]
         return float((model(input_ids=tokens, **_no_cache(model)).logits[0] - packed).abs().max())
+
+
+def _lost_and_passed_over(model: torch.nn.Module, collator: PackedCollator) -> str:
+    """What makes positions that restart go unread without a refusal, or nothing."""
+    batch = replace(collator, row_length=ROW_LENGTH, mask_builder=None, return_doc_ids=True)(_rows(model))
+    bare = {name: batch[name] for name in ("input_ids", "position_ids")}
+    ones = {"attention_mask": torch.ones_like(batch["input_ids"]), **_no_cache(model)}
+    ways: dict[str, dict[str, Any]] = {"nothing": _no_cache(model), "a mask of ones": ones, "a cache": {}}
+    for what, further in ways.items():
+        with suppress(ContractError):
+            report = check_isolation(model, {**bare, **further}, doc_ids=batch["doc_ids"], max_documents=2)
+            if report.max_influence > report.tolerance:
+                return what
+    return ""
 
 
 def _difference_of_loss(model: torch.nn.Module, batch: dict[str, Any], labels: torch.Tensor, doc_ids: torch.Tensor) -> float:

@@ -8,7 +8,9 @@ What decides, in this order:
 4. `indices` in the call, which holds for 1 to 3: the layer has selected keys, and sees those of them that are allowed.
 
 Position ids that restart where attention would flow on are refused in 2 and 3: that is a packed batch whose boundaries
-got lost on the way (a cache turns transformers' detection off, and so does any 2-D mask).
+got lost on the way (a cache turns transformers' detection off, and so does any 2-D mask). Families that do not tell their
+attention the positions (llama4, deepseek_v32, persimmon, ...) refuse them in their own forward, where packed_varlen was
+selected by `use_packed_varlen`; loaded with its name alone they cannot.
 """
 
 from __future__ import annotations

@@ -348,6 +348,30 @@ def _modules_that_lose_kwargs(
                 yield module
 
 
+def loses_positions(model: torch.nn.Module) -> bool:
+    """Is there an attention layer that the model does not tell its `position_ids`, so that it cannot see them restart?"""
+    sources = _sources(model)
+    modules = dict(model.named_modules())
+    for name in (name for name, module in modules.items() if _INTERFACE in _source_of(module, sources)):
+        parts = name.split(".")
+        for depth in range(len(parts) + 1):
+            module, child = modules[".".join(parts[:depth])], parts[depth] if depth < len(parts) else ""
+            named = "position_ids" in inspect.signature(module.forward).parameters
+            if named and not _hands_positions(_source_of(module, sources), child):
+                return True
+    return False
+
+
+def _hands_positions(source: str, child: str) -> bool:
+    """Does a class give `position_ids` to its part `child`, or to members of that list; an attention layer, to the function?"""
+    calls = _calls_of(source, child) if child else _calls_of_attention(source)
+    return any(
+        any(keyword.arg == "position_ids" for keyword in call.keywords)
+        or any(isinstance(argument, ast.Name) and argument.id == "position_ids" for argument in call.args)
+        for call in calls
+    )
+
+
 def _takes_kwargs(module: torch.nn.Module) -> bool:
     parameters = inspect.signature(module.forward).parameters
     return "cu_seq_lens_q" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -355,24 +379,31 @@ def _takes_kwargs(module: torch.nn.Module) -> bool:
 
 def _calls_without_kwargs(source: str, child: str) -> bool:
     """Does a class call its part `child` (or the members of that list) without passing `**` on?"""
+    return any(
+        all(keyword.arg not in (None, "cu_seq_lens_q") for keyword in call.keywords) for call in _calls_of(source, child)
+    )
+
+
+def _calls_of(source: str, child: str) -> list[ast.Call]:
+    """Where a class calls its part `child`, or the members of that list."""
     tree = ast.parse(source)
     names = {f"self.{child}"}
     for node in ast.walk(tree):
         if isinstance(node, ast.For) and f"self.{child}" in ast.unparse(node.iter):
             names |= {part.id for part in ast.walk(node.target) if isinstance(part, ast.Name)}
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) in names]
-    return any(all(keyword.arg not in (None, "cu_seq_lens_q") for keyword in call.keywords) for call in calls)
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) in names]
 
 
 def _asked(sources: dict[type, str]) -> frozenset[str]:
-    """Keyword names in calls of the registered function, under the name that attention classes give it."""
-    found: set[str] = set()
-    for source in sources.values():
-        if _INTERFACE in source:
-            for node in ast.walk(ast.parse(source)):
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and "attention" in node.func.id:
-                    found |= {keyword.arg for keyword in node.keywords if keyword.arg and not _is_none(keyword.value)}
-    return frozenset(found)
+    """Keyword names in calls of the registered function."""
+    calls = (call for source in sources.values() if _INTERFACE in source for call in _calls_of_attention(source))
+    return frozenset(keyword.arg for call in calls for keyword in call.keywords if keyword.arg and not _is_none(keyword.value))
+
+
+def _calls_of_attention(source: str) -> list[ast.Call]:
+    """Where a class calls the registered function, under the name that attention classes give it."""
+    calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
+    return [call for call in calls if isinstance(call.func, ast.Name) and "attention" in call.func.id]
 
 
 def _rewrites_mask(source: str) -> bool:

@@ -71,6 +71,10 @@ def use_packed_varlen(model: Model, name: str = "packed_varlen") -> Model:
     those that would be lost. transformers and other models are not touched. There is no way back: for another attention load
     the model again.
 
+    Where a family does not tell its attention layers the positions (llama4, deepseek_v32, persimmon, ...), the model becomes
+    one of a subclass too, whose forward refuses positions that restart under a mask or a cache: transformers would pass over
+    them, and packed_varlen not see them.
+
     Args:
         model: a transformers model as it was loaded: call this before it is compiled, hooked or sharded.
         name: what the attention is registered as; see `register`.
@@ -92,38 +96,41 @@ def use_packed_varlen(model: Model, name: str = "packed_varlen") -> Model:
 
     from neatpack.hf.layers import stand_in_for
     from neatpack.hf.layers.base import PackedLayer
-    from neatpack.hf.layers.models import ReadsBoundaries, reading
+    from neatpack.hf.layers.models import ChecksPositions, LooksFirst, ReadsBoundaries, looking
+    from neatpack.hf.model_facts import loses_positions
 
     models = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
     if not models:
         raise ContractError(f"{type(model).__name__} is no transformers model: nothing in it selects an attention.")
-    standing_in = {
-        part: kind
-        for part in model.modules()
-        if not isinstance(part, ReadsBoundaries) and (kind := stand_in_for(part)) is not None
-    }
-    standing_in |= {part: type(part) for part in model.modules() if isinstance(part, PackedLayer)}
-    if not standing_in:
-        return _set(model, models[0], name)
-    unread = (part for part in models if not isinstance(part, ReadsBoundaries))
-    replaced = sorted({type(part).__name__ for part in (*standing_in, *unread) if "forward" in vars(part)})
+    layers = {part: kind for part in model.modules() if not isinstance(part, LooksFirst) and (kind := stand_in_for(part))}
+    layers |= {part: type(part) for part in model.modules() if isinstance(part, PackedLayer)}
+    lost = not layers and loses_positions(models[0])
+    changing = [each for each in models if (layers or lost) and not isinstance(each, LooksFirst)]
+    _refuse_replaced(*layers, *changing)
+    if not layers:
+        _set(models[0], name)
+    for part, kind in layers.items():
+        part.__class__ = kind
+        cast(Any, part).attention_name = name
+    for each in models if layers else ():
+        cast(Any, each.config)._attn_implementation = name
+    for each in changing:
+        cast(Any, each).__class__ = looking(cast(Any, type(each)), ReadsBoundaries if layers else ChecksPositions)
+    return model
+
+
+def _refuse_replaced(*parts: torch.nn.Module) -> None:
+    """Refuse parts whose class does not decide what their call runs."""
+    replaced = sorted({type(part).__name__ for part in parts if "forward" in vars(part)})
     if replaced:
         raise ContractError(
             f"the forward of {', '.join(replaced)} has been replaced on this model (accelerate's prepare and dispatch do that, "
             "and torch.compile(model.forward)), so another class would change nothing. Call use_packed_varlen right after "
             "loading, before anything else."
         )
-    for part, kind in standing_in.items():
-        part.__class__ = kind
-        cast(Any, part).attention_name = name
-    for part in models:
-        cast(Any, part.config)._attn_implementation = name
-        if not isinstance(part, ReadsBoundaries):
-            cast(Any, part).__class__ = reading(cast(Any, type(part)))
-    return model
 
 
-def _set(model: Model, inner: Any, name: str) -> Model:
+def _set(inner: Any, name: str) -> None:
     """Select a registered name on a model whose attention goes through the interface."""
     try:
         inner.set_attn_implementation(name)
@@ -134,4 +141,3 @@ def _set(model: Model, inner: Any, name: str) -> Model:
             f"{type(inner).__name__} computes attention in its own code, past transformers' AttentionInterface, and neatpack "
             "has no layer to put in its place. contract_for(model) says what it can be trained on."
         )
-    return model

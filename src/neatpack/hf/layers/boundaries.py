@@ -48,10 +48,9 @@ def read_boundaries(model: Any, names: list[str], arguments: tuple[Any, ...], op
         ContractError: boundaries that do not fit the input or would be lost, a mask that nobody but a cache of fixed size
             asks for, or attention weights asked for, which nobody computes here.
     """
-    given = names[: len(arguments)]
-    if len(given) < len(arguments) or options.keys() & set(given):
-        return arguments, options  # the model's own error says what is given twice, or too much
-    named = {**dict(zip(given, arguments, strict=True)), **options}
+    named = _by_name(names, arguments, options)
+    if named is None:
+        return arguments, options
     mask = named.get("attention_mask")
     if isinstance(mask, SegmentStarts):
         return (), _with_positions(named, names, mask)
@@ -71,6 +70,42 @@ def read_boundaries(model: Any, names: list[str], arguments: tuple[Any, ...], op
         return (), named
     read: SegmentStarts = starts[:, None, None].as_subclass(SegmentStarts)
     return (), _with_positions({**named, "attention_mask": read}, names, read)
+
+
+def check_positions(model: Any, names: list[str], arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+    """Refuse a call whose positions restart where nothing would keep documents apart.
+
+    packed_varlen does that itself wherever it is told positions. This is for models that tell their attention none:
+    transformers finds documents in their positions only where neither a mask nor a cache comes along.
+
+    Args:
+        model: the model.
+        names: what its forward calls its arguments, in order.
+        arguments: positional arguments of the call.
+        options: keyword arguments of the call.
+
+    Raises:
+        ContractError: positions that restart came without offsets, and with a mask that does not part them, or a cache.
+    """
+    named = _by_name(names, arguments, options) or {}
+    positions, mask = named.get("position_ids"), named.get("attention_mask")
+    if not isinstance(positions, torch.Tensor) or positions.dim() != 2 or named.get("cu_seq_lens_q") is not None:
+        return
+    asked = named.get("use_cache")
+    made = getattr(model.config.get_text_config(), "use_cache", True) if asked is None else asked
+    cached = made or any(named.get(name) is not None for name in CACHES)
+    if isinstance(mask, torch.Tensor) and mask.dim() in (2, 4):
+        _refuse_where_mask_lets_through(mask, positions, len(mask), positions.shape[1])
+    elif mask is None and cached:
+        refuse_lost_boundaries(None, positions, len(positions), positions.shape[1], positions.shape[1])
+
+
+def _by_name(names: list[str], arguments: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any] | None:
+    """All arguments by name; None where the model's own error is to say what is given twice, or too much."""
+    given = names[: len(arguments)]
+    if len(given) < len(arguments) or options.keys() & set(given):
+        return None
+    return {**dict(zip(given, arguments, strict=True)), **options}
 
 
 def _with_positions(named: dict[str, Any], names: list[str], read: SegmentStarts) -> dict[str, Any]:
@@ -107,14 +142,20 @@ def _starts(
         return None
     positions = positions.view(-1, length)
     if mask is not None:
-        if mask.dim() == 2:
-            kept = mask[:, -length:].to(torch.bool)
-            mask = _with_first(~(kept[:, 1:] & kept[:, :-1]))
-        refuse_lost_boundaries(mask, positions, batch, length, length if mask.dim() == 2 else mask.shape[-1])
+        _refuse_where_mask_lets_through(mask, positions, batch, length)
         return None
     breaks = (positions[:, 1:] - positions[:, :-1] != 1).expand(batch, -1)
     # a compiler cannot look; a map without boundaries says the same as none
     return _with_first(breaks) if torch.compiler.is_compiling() or bool(breaks.any()) else None
+
+
+def _refuse_where_mask_lets_through(mask: torch.Tensor, positions: torch.Tensor, batch: int, length: int) -> None:
+    """Refuse positions that restart where a mask, `[B, K]` of padding or `[B, 1, S, K]`, keeps both neighbours."""
+    if mask.dim() == 4:
+        refuse_lost_boundaries(mask, positions, batch, length, mask.shape[-1])
+        return
+    kept = mask[:, -length:].to(torch.bool)
+    refuse_lost_boundaries(_with_first(~(kept[:, 1:] & kept[:, :-1])), positions, batch, length, length)
 
 
 def _refuse_finished_mask(model: Any, mask: Any, named: dict[str, Any]) -> None:
