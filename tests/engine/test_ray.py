@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -281,6 +283,76 @@ def test_without_ray_the_error_names_the_extra(tmp_path, monkeypatch, corpus):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingDependencyError, match=r"--engine ray needs the package 'ray'.*neatpack\[ray\]"):
         pack(corpus, tmp_path / "out", 64, engine="ray")
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Addresses that Ray is asked to connect to, by a Ray that does nothing else."""
+    addresses: list[str] = []
+    ray = SimpleNamespace(
+        is_initialized=lambda: False, init=lambda address, **_: addresses.append(address), shutdown=lambda: None
+    )
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    return addresses
+
+
+@pytest.fixture
+def closed_port():
+    """A port of this machine at which nobody listens, though it is taken."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]
+
+
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_an_address_that_nobody_answers_at_is_refused_before_ray_is_asked(tmp_path, corpus, asked, closed_port, scheme):
+    address = f"{scheme}127.0.0.1:{closed_port}"
+    with pytest.raises(PackError, match=rf"no Ray cluster answers at {address} .*Check --ray-address or RAY_ADDRESS"):
+        pack(corpus, tmp_path / "out", 64, engine="ray", ray_address=address)
+    assert asked == []
+
+
+def test_an_address_of_the_environment_is_tried_too(asked, closed_port, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{closed_port}")
+    with pytest.raises(PackError, match="no Ray cluster answers"), RayEngine(make_failing):
+        pass
+    assert asked == []
+
+
+def test_a_silent_host_is_waited_for_seconds_and_no_longer(asked, monkeypatch):
+    def never(place, timeout):
+        assert place == ("nohost", 1234)
+        raise TimeoutError(f"timed out after {timeout}")
+
+    monkeypatch.setattr(socket, "create_connection", never)
+    with pytest.raises(PackError, match=r"answers at nohost:1234 \(timed out after 5\.0; waited at most 5 seconds\)"):
+        RayEngine(make_failing, address="nohost:1234").__enter__()
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("address", "wrong"),
+    [
+        ("head", "head, names no port"),
+        ("ray://head", "names no port"),
+        (":6379", "names no host"),
+        ("head:x", "cannot be read"),
+    ],
+)
+def test_an_address_without_host_and_port_is_refused(asked, address, wrong):
+    with pytest.raises(PackError, match=rf"{wrong}.*expected host:port or ray://host:port"):
+        RayEngine(make_failing, address=address).__enter__()
+    assert asked == []
+
+
+def test_a_cluster_that_listens_and_addresses_that_only_ray_knows_are_left_to_ray(asked):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        listening = f"ray://127.0.0.1:{server.getsockname()[1]}"
+        for address in (listening, "auto", None, "other://cluster"):
+            with RayEngine(make_failing, address=address):
+                pass
+    assert asked == [listening, "auto", "local", "other://cluster"]
 
 
 def test_an_engine_that_is_none_is_refused(tmp_path, corpus):

@@ -8,17 +8,22 @@ worker or a machine is lost, Ray runs its task again elsewhere: tasks leave whol
 from __future__ import annotations
 
 import os
+import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from types import ModuleType, TracebackType
 from typing import Any
+from urllib.parse import urlsplit
 
 from neatpack.engine.local import Job, Tick, portable_error
 from neatpack.errors import MissingDependencyError, PackError
 
 RETRIES = 8
 """How often a task is run again after its worker or machine was lost: often enough for machines that come and go."""
+
+CONNECT_SECONDS = 5.0
+"""How long a cluster has to answer at its address; Ray itself would try for minutes without a word."""
 
 
 class RayEngine:
@@ -52,6 +57,8 @@ class RayEngine:
         if not address:
             where = {"address": "local", "num_cpus": self._wanted, "include_dashboard": False}
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster of our own reports to nobody
+        else:
+            _refuse_unreachable(address)
         try:
             self._ray.init(**where, log_to_driver=False, logging_level="error")
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -130,6 +137,31 @@ def _import_ray() -> ModuleType:
         raise MissingDependencyError("ray", "--engine ray", "neatpack[ray]") from error
     module: ModuleType = ray
     return module
+
+
+def _refuse_unreachable(address: str) -> None:
+    """Refuse an address at which nothing listens; "auto" and schemes that Ray alone knows are left to Ray."""
+    scheme, _, place = address.rpartition("://")
+    if scheme not in ("", "ray") or place in ("auto", "local"):
+        return
+    way_out = (
+        "Check --ray-address or RAY_ADDRESS: expected host:port or ray://host:port of a cluster that runs (`ray status` "
+        "there shows it), or neither, to start one on this machine."
+    )
+    try:
+        parsed = urlsplit(f"//{place}")
+        host, port = parsed.hostname, parsed.port
+    except ValueError as error:
+        raise PackError(f"the address of the Ray cluster, {address}, cannot be read ({error}). {way_out}") from error
+    if not host or port is None:
+        raise PackError(f"the address of the Ray cluster, {address}, names no {'port' if host else 'host'}. {way_out}")
+    try:
+        socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise PackError(
+            f"no Ray cluster answers at {address} ({reason}; waited at most {CONNECT_SECONDS:g} seconds). {way_out}"
+        ) from error
 
 
 def _serve(make_job: Callable[[], Job], task: Any) -> tuple[str, Any, int]:
