@@ -32,7 +32,7 @@ $(BENCH)/.ready: pyproject.toml constraints.txt benchmarks/peers.py
 	$(BENCH)/bin/python benchmarks/peers.py
 	touch $(BENCH)/.ready
 
-bench: $(BENCH)/.ready  ## every benchmark, peers side by side, into benchmarks/RESULTS.md (an hour; ONLY="metadata leaks" runs some)
+bench: $(BENCH)/.ready  ## every benchmark, peers side by side, into benchmarks/RESULTS.md (three hours and more, most of it attention; ONLY="metadata leaks" runs some)
 	$(BENCH)/bin/python benchmarks/run.py $(ONLY)
 
 docs: $(READY)  ## the documentation, in site/; a warning is an error

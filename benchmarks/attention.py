@@ -34,6 +34,11 @@ from neatpack.train import PackedCollator
 
 MIXES = ["mixed", "short", "equal", "long"]
 VOCABULARY = 1024
+ROWS = """
+`packed_varlen` is PackedCollator's batch on neatpack's attention; `mask` a 4-D block-diagonal mask under sdpa; `positions` the
+position ids alone under sdpa, from which transformers builds that mask; `padded` one document a row, padded to the longest;
+`flex` a BlockMask under compiled FlexAttention, forward only; and `floor` the model without its attention: every token attends
+to itself only."""
 
 
 def lengths_of(mix: str, total: int) -> list[int]:
@@ -171,6 +176,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, one thread, medians of {options.repeats}")
+    print(ROWS)
     model = small_llama(options.kv_heads)
     heads: dict[int, list[str]] = {}
     for total in options.lengths:

@@ -7,6 +7,7 @@ Both results are compared for equality, index by index, in a third.
 
 from __future__ import annotations
 
+import argparse
 import resource
 import statistics
 import subprocess
@@ -73,13 +74,17 @@ def check(length: int) -> None:
 
 
 def in_a_process(*arguments: str) -> str:
-    return subprocess.run([sys.executable, __file__, *arguments], check=True, capture_output=True, text=True).stdout
+    return subprocess.run([sys.executable, __file__, "--run", *arguments], check=True, capture_output=True, text=True).stdout
 
 
 def main() -> None:
-    if len(sys.argv) > 1:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--run", nargs=2, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.run:
         torch.set_num_threads(1)
-        check(int(sys.argv[2])) if sys.argv[1] == "check" else measure(sys.argv[1], int(sys.argv[2]))
+        name, length = given.run
+        check(int(length)) if name == "check" else measure(name, int(length))
         return
     print(f"torch {torch.__version__}, one thread, blocks of 128\n")
     print("| S | documents | builder | milliseconds | peak MiB |\n|---|---|---|---|---|")

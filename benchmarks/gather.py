@@ -33,7 +33,7 @@ DRAWN_ROWS = 1 << 14
 CALLS_A_TURN = 8
 LENGTHS = {
     "about 390": lambda rng, tokens: np.minimum(rng.lognormal(5.5, 1.0, tokens // 400).astype(np.int32) + 1, CAPACITY),
-    "2048 each": lambda rng, tokens: np.full(tokens // CAPACITY, CAPACITY, np.int32),
+    "2048": lambda rng, tokens: np.full(tokens // CAPACITY, CAPACITY, np.int32),
 }
 
 
@@ -124,8 +124,8 @@ def main() -> None:
                     for name, rate in rates.items():
                         share = rate / rates["[limit] memcpy"]
                         print(f"| {share:.0%} | {rate / 1e6:.0f} | {name} | {batch_rows} | {kind} | {chunks} |")
-    spans = (f"{min(some):.0%} to {max(some):.0%} for documents of {kind}" for kind, some in shares.items())
-    print(f"\nheadline: gather: rows come at this share of memcpy's bandwidth: {', '.join(spans)} tokens")
+    spans = (f"{min(some):.0%} to {max(some):.0%} for documents of {kind} tokens" for kind, some in shares.items())
+    print(f"\nheadline: gather: rows come at this share of memcpy's bandwidth: {', '.join(spans)}")
 
 
 if __name__ == "__main__":

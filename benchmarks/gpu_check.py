@@ -57,9 +57,11 @@ class Report:
 
     def __init__(self) -> None:
         self.failed: list[str] = []
+        self.held = 0
 
     def line(self, held: bool | None, claim: str, numbers: str) -> None:
         """One claim: True or False for whether it held, None for what is only reported."""
+        self.held += held is True
         if held is False:
             self.failed.append(claim)
         print(f"{ {True: 'ok', False: 'FAILED', None: '-'}[held]:>6}  {claim}: {numbers}", flush=True)
@@ -249,7 +251,9 @@ def main() -> int:
     check_syncs(report, options.tokens)
     check_steps(report, options.tokens, options.repeats)
     check_block_mask(report, options.tokens, options.repeats)
-    print(f"{len(report.failed)} claims failed" + "".join(f"\n  {claim}" for claim in report.failed))
+    for claim in report.failed:
+        print(f"failed: {claim}")
+    print(f"\nheadline: gpu_check on {name}: {report.held} claims hold, {len(report.failed)} failed")
     return 1 if report.failed else 0
 
 

@@ -8,6 +8,7 @@ another, yet one is not what it is alone. Prints the table of the README.
 
 from __future__ import annotations
 
+import argparse
 from typing import Any
 
 import torch
@@ -83,6 +84,7 @@ def column(name: str, batch: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     transformers.logging.set_verbosity_error()
     neatpack.hf.register()
     batch = packed_batch()

@@ -122,7 +122,7 @@ def main() -> None:
             for way, (rate, first, tokens) in best.items():
                 print(f"| {rate / theirs:.2f} | {rate:.0f} | {way} | {workers} | {first:.2f} | {tokens} |", flush=True)
             virtual_rate, stored_rate = (best[f"neatpack, {kind} rows"][0] / theirs for kind in ("virtual", "stored"))
-            ratios.append(f"{virtual_rate:.1f} and {stored_rate:.1f} with {workers} workers")
+            ratios.append(f"{virtual_rate:.1f} and {stored_rate:.1f} with {workers} worker{'' if workers == 1 else 's'}")
         tokens = int(virtual.plan.num_tokens)
         limit = max(copy_pass(tokens) for _ in range(options.passes))
         print(f"| {limit / theirs:.2f} | {limit:.0f} | [limit] the tokens copied into batches | 0 | - | {tokens} |")

@@ -14,6 +14,7 @@ The last column is the floor: a copy of the map.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -115,6 +116,7 @@ def measure(batch: int, length: int, dtype: torch.dtype) -> dict[str, float]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     torch.set_num_threads(1)
     print(f"torch {torch.__version__}, one thread, documents of {DOCUMENT_TOKENS} tokens\n")
     ratios = []

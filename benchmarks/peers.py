@@ -9,6 +9,7 @@ Most peers install from PyPI as they are. Two do not:
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import shutil
 import subprocess
@@ -58,4 +59,7 @@ def install_seqpacker() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], epilog=f"Called without arguments it installs {SEQPACKER} into this environment."
+    ).parse_args()
     install_seqpacker()

@@ -7,6 +7,7 @@ about 3 GB in all. Linear means a steady number of nanoseconds a document.
 
 from __future__ import annotations
 
+import argparse
 import json
 import resource
 import subprocess
@@ -54,15 +55,19 @@ def measure(documents: int) -> None:
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["measure"]:
-        measure(int(sys.argv[2]))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("documents", nargs="*", type=int, default=SIZES, help="sizes to plan, each in a process of its own")
+    parser.add_argument("--run", type=int, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.run:
+        measure(given.run)
         return
     print("| documents | CPU seconds | ns a document | peak bytes a document | rows over the bound | StreamPlanner |")
     print("|---|---|---|---|---|---|", flush=True)
-    sizes = sorted(int(argument) for argument in sys.argv[1:]) or SIZES
+    sizes = sorted(given.documents)
     found = []
     for documents in sizes:
-        command = [sys.executable, __file__, "measure", str(documents)]
+        command = [sys.executable, __file__, "--run", str(documents)]
         row, numbers = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
         print(row, flush=True)
         found.append(json.loads(numbers))

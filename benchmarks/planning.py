@@ -15,10 +15,10 @@ Peers are optional; a missing one says so in its row. `make bench` sets up an en
 
 from __future__ import annotations
 
+import argparse
 import ast
 import importlib
 import statistics
-import sys
 import sysconfig
 import time
 import tracemalloc
@@ -205,12 +205,14 @@ def report(documents: int) -> list[float]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("documents", nargs="*", type=int, default=SIZES, help="sizes to plan")
     heads = []
-    for documents in [int(argument) for argument in sys.argv[1:]] or SIZES:
+    for documents in parser.parse_args().documents:
         fastest = report(documents)
         if fastest:
-            heads.append(f"{min(fastest):.2f} to {max(fastest):.2f} at {documents:,} documents")
-    print(f"\nheadline: planning: the fastest peer takes so many times our time: {', '.join(heads) or 'no peer is installed'}")
+            heads.append(f"{min(fastest):.2f} to {max(fastest):.2f} times ours at {documents:,} documents")
+    print(f"\nheadline: planning: the fastest peer's time is {', '.join(heads) or 'unknown: no peer is installed'}")
 
 
 if __name__ == "__main__":

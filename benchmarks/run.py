@@ -1,7 +1,7 @@
 """Every benchmark, one after the other, into `benchmarks/RESULTS.md`: `make bench`, or `make bench ONLY="metadata leaks"`.
 
 A section is one script with its arguments and one claim. Scripts print Markdown and end with a line `headline: ...`, which is
-collected at the top. Sections that are not asked for keep what the file says of them, with the machine they ran on.
+collected at the top. Sections that are not asked for keep what the file says of them, from the machine they ran on.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ SECTIONS = (
     Section(
         "scale", "`neatpack pack` over four decades", ("scale.py", "--tokens", "1000000", "10000000", "100000000", "1000000000")
     ),
-    Section("gpu", "The GPU check, on this machine's device", ("gpu_check.py",)),
+    Section("gpu", "The GPU check, on the device that its headline names", ("gpu_check.py",)),
 )
 
 
@@ -104,8 +104,12 @@ def page(sections: dict[str, str], where: str) -> str:
     heads = [line.removeprefix("headline: ") for text in ordered for line in text.splitlines() if line.startswith("headline: ")]
     return (
         "# Results\n\nMade by `make bench`; do not edit. Peers run side by side with neatpack; each script says how.\n"
-        "Ratios come first; absolute numbers are this machine's.\n\n"
-        f"Machine: {where}.\n\n" + "\n".join(f"- {head}" for head in heads) + "\n\n" + "\n".join(ordered)
+        "Ratios come first; absolute numbers are those of the machine that a section ran on.\n"
+        "A section that is not measured again keeps its numbers and its date, from the machine it ran on then.\n\n"
+        f"Machine of the section measured last: {where}.\n\n"
+        + "\n".join(f"- {head}" for head in heads)
+        + "\n\n"
+        + "\n".join(ordered)
     )
 
 

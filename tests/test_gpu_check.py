@@ -21,6 +21,8 @@ def test_every_claim_holds_on_the_cpu():
     for part in ("isolated, float32, plain, compiled", "syncs: need a GPU", "equal losses", "packed_varlen", "equal BlockMask"):
         assert part in done.stdout
     assert "FAILED" not in done.stdout
+    held = done.stdout.count("    ok  ")
+    assert done.stdout.endswith(f"\nheadline: gpu_check on CPU: {held} claims hold, 0 failed\n")
 
 
 def test_attention_that_mixes_documents_fails_the_check():
