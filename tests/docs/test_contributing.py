@@ -20,7 +20,7 @@ PARTS = {
     "data": set(test_layout.DATA_WING),
     "model": set(test_layout.MODEL_WING) - {"packed_seq"},
     "roof": test_layout.ROOF - {"__init__"},
-    "shared": {"errors", "testing"},
+    "shared": test_layout.SHARED,
 }
 
 

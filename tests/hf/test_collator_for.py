@@ -4,10 +4,11 @@ import pickle
 
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
 import neatpack.hf
 from neatpack import check_isolation
-from neatpack.errors import ContractError
+from neatpack.errors import ContractError, MetadataError
 from neatpack.hf import collator_for
 from neatpack.train import PackedCollator
 from tiny_models import DOC_IDS, tiny_model
@@ -58,6 +59,44 @@ def test_the_mask_builder_cannot_be_chosen_and_what_has_no_contract_gets_no_coll
         collator_for(tiny_model("llama"), mask_builder=None)
     with pytest.raises(ContractError, match="BloomAttention"):
         collator_for(tiny_model("bloom"))
+
+
+def test_ids_past_the_models_vocabulary_are_refused_by_row_and_place():
+    model = tiny_model("llama")
+    row = {"input_ids": [5, 128, 6], "seq_lengths": [3]}
+    with pytest.raises(MetadataError, match=r"row 0 of the batch: input_ids\[1\] is 128, expected 0 to 127"):
+        collator_for(model)([row])
+    with pytest.raises(IndexError):  # the twin: nobody looks
+        model(**collator_for(model, vocab_size=None)([row]))
+    model.resize_token_embeddings(129)
+    assert model(**collator_for(model)([row])).loss.isfinite()
+
+
+def test_a_padding_id_that_the_model_has_no_embedding_for_is_not_taken():
+    model = tiny_model("llama", pad_token_id=7)
+    model.config.pad_token_id = 128
+    batch = collator_for(model, row_length=20)(rows())
+    assert model(**batch).loss.isfinite()
+    with pytest.raises(MetadataError, match="pad_token_id=128 is outside of the vocabulary"):
+        collator_for(model, pad_token_id=128)
+
+
+def test_a_model_that_does_not_tell_its_embeddings_gets_a_collator_that_does_not_look(monkeypatch):
+    model = tiny_model("llama")
+    monkeypatch.setattr(type(model), "get_input_embeddings", lambda self: (_ for _ in ()).throw(NotImplementedError))
+    assert collator_for(model).vocab_size is None
+
+
+def test_a_number_a_document_cannot_have_the_name_of_an_input_of_the_model(monkeypatch):
+    model, forward = tiny_model("llama"), LlamaForCausalLM.forward
+
+    def with_languages(self, input_ids=None, langs=None, **others):
+        return forward(self, input_ids, **others)
+
+    assert collator_for(model, document_columns=["langs"]).document_columns == ["langs"]
+    monkeypatch.setattr(LlamaForCausalLM, "forward", with_languages)
+    with pytest.raises(ContractError, match=r"names langs, which LlamaForCausalLM.forward takes.*Rename"):
+        collator_for(model, document_columns=["langs"])
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "opt"])

@@ -210,7 +210,10 @@ def test_an_empty_row_does_not_change_the_dtype_of_a_document_column():
     [
         ({}, "row 1 of the batch has no group_ids"),
         ({"group_ids": [1, 2, 3, 4, 5, 6]}, "row 1 of the batch: group_ids must be one number a document, 3 in all"),
-        ({"group_ids": ["a", "b", "c"]}, "group_ids must be one number a document"),
+        (
+            {"group_ids": ["a", "b", "c"]},
+            r"group_ids must be one number a document.*<U1.*leave it out: ignore_columns=\['group_ids'\]",
+        ),
     ],
 )
 def test_a_document_column_that_does_not_fit_is_refused_with_its_row(column, message):
@@ -317,6 +320,13 @@ def test_slots_that_do_not_fit_the_row_are_refused_with_the_plan_that_would():
         ({"token_columns": "advantages"}, r"must be a list of column names.*Pass \['advantages'\]"),
         ({"token_columns": ["a"], "document_columns": ["a"]}, "'a' is in token_columns and in document_columns"),
         ({"token_columns": ["position_ids"]}, "the collator makes itself"),
+        (
+            {"document_columns": ["source"]},
+            r"'source'.*losses take for an argument.*rename_column\('source', 'source_column'\)",
+        ),
+        ({"token_columns": ["value"]}, r"token_columns names 'value'.*ignore_columns=\['value'\]"),
+        ({"vocab_size": 0}, "vocab_size must be a whole number of 1 or more, got 0"),
+        ({"vocab_size": 8, "pad_token_id": 8}, r"pad_token_id=8 is outside of the vocabulary: ids are 0 to 7"),
         ({"ignore_columns": ["labels"]}, "reads by itself"),
     ],
 )
@@ -336,6 +346,22 @@ def test_an_option_that_no_batch_can_honour_is_refused_when_the_collator_is_buil
 def test_token_ids_that_no_vocabulary_has_are_refused_not_wrapped(ids, message):
     with pytest.raises(MetadataError, match=message):
         PackedCollator()([{"input_ids": ids, "seq_lengths": [2]}])
+
+
+@pytest.mark.parametrize("kind", [list, np.array, np.uint8, np.uint64, torch.tensor])
+def test_an_id_past_the_vocabulary_is_refused_by_row_and_place(kind):
+    given = [kind(row["input_ids"]) for row in ROWS]
+    rows = [{**row, "input_ids": ids} for row, ids in zip(ROWS, given, strict=True)]
+    assert PackedCollator(vocab_size=54)(rows)["input_ids"].max() == 53
+    with pytest.raises(
+        MetadataError, match=r"row 1 of the batch: input_ids\[5\] is 53, expected 0 to 52 .vocab_size=53.*--tokenizer"
+    ):
+        PackedCollator(vocab_size=53)(rows)
+    assert PackedCollator(vocab_size=1)([{"input_ids": [], "seq_lengths": []}, {"input_ids": [0], "seq_lengths": [1]}])
+
+
+def test_a_column_of_a_reserved_name_may_be_left_out():
+    assert "source" not in PackedCollator(ignore_columns=["source"])([{**ROWS[0], "source": [1, 2]}])
 
 
 def test_a_collators_options_are_named_and_stay_as_they_were_checked():

@@ -27,6 +27,7 @@ from neatpack.train.collate_options import check_options
 from neatpack.train.labels import IGNORE_INDEX, shift_within_documents
 from neatpack.train.row_columns import (
     KNOWN_COLUMNS,
+    check_vocabulary,
     document_column,
     document_lengths,
     row_labels,
@@ -49,6 +50,8 @@ class PackedCollator:
             family), which degrade silently on positions from 0.
         position_limit: how many positions the model knows; those of padding stay at the last one, since a table of learned
             positions has no entry past it. Documents are left as they are.
+        vocab_size: how many ids the model knows; rows with an id at or above it are refused, instead of an IndexError (on a
+            GPU, a dead process) in the model. None does not look. `neatpack.hf.collator_for` knows it.
         return_doc_ids: add the document map `doc_ids [B, S] int64` to the batch.
         return_params: add `packed_seq_params`, the `PackedSeqParams` that the offsets come from.
         return_shift_labels: add `shift_labels [B, S] int64`, shifted within documents, for losses that do not shift; `labels`
@@ -57,6 +60,8 @@ class PackedCollator:
             with 0, `int64` or `float32`.
         document_columns: columns with one number a document (`group_ids` of preference pairs, class labels, rewards), in
             the order of `seq_lengths`; each becomes `[num_docs]`, `int64` or `float32`, in the order of `document_spans`.
+            Neither can have the name of an argument of a model (`source`, `value`); take both out of the batch before
+            `model(**batch)`.
         ignore_columns: columns of a row to leave out knowingly; any other unknown column is refused by name.
         mask_builder: what makes an `attention_mask` from the batch's `PackedSeqParams`, for models that honour nothing else
             (`neatpack.hf.collator_for` knows which); None, for everyone else, sends no mask.
@@ -88,6 +93,7 @@ class PackedCollator:
     align: int = 1
     position_start: int = 0
     position_limit: int | None = None
+    vocab_size: int | None = None
     return_doc_ids: bool = False
     return_params: bool = False
     return_shift_labels: bool = False
@@ -107,6 +113,8 @@ class PackedCollator:
         for index, row in enumerate(rows):
             self._check_columns(index, row)
         ids = [token_ids(i, row) for i, row in enumerate(rows)]
+        if self.vocab_size is not None:
+            check_vocabulary(ids, self.vocab_size)
         lengths = [document_lengths(i, row, len(ids[i])) for i, row in enumerate(rows)]
         dense = doc_ids_from_seq_lengths(lengths).numpy()
         layout = self._layout(lengths)

@@ -7,24 +7,11 @@ from typing import TYPE_CHECKING, TypeGuard
 import numpy as np
 
 from neatpack.errors import MetadataError
+from neatpack.reserved import BATCH_KEYS, MODEL_ARGUMENTS
 from neatpack.train.row_columns import KNOWN_COLUMNS
 
 if TYPE_CHECKING:
     from neatpack.train.collate import PackedCollator
-
-_MADE = (
-    "position_ids",
-    "attention_mask",
-    "cu_seq_lens_q",
-    "cu_seq_lens_k",
-    "max_length_q",
-    "max_length_k",
-    "use_cache",
-    "doc_ids",
-    "packed_seq_params",
-    "shift_labels",
-)
-"""Keys of a batch that the collator makes itself."""
 
 
 def check_options(collator: PackedCollator) -> None:
@@ -34,6 +21,7 @@ def check_options(collator: PackedCollator) -> None:
         MetadataError: names the option, what it got and what it takes.
     """
     _check_pad_token_id(collator.pad_token_id)
+    _check_vocabulary(collator.vocab_size, collator.pad_token_id)
     _check_number("position_start", collator.position_start, least=0)
     _check_number("align", collator.align, least=1)
     if collator.position_limit is not None:
@@ -54,6 +42,17 @@ def _check_pad_token_id(value: object) -> None:
         raise MetadataError(
             f"pad_token_id must be a token id of zero or more, got {value!r}. Where the tokenizer has no padding token, pass "
             "its eos_token_id or 0: padded slots are never attended to by a document and never counted."
+        )
+
+
+def _check_vocabulary(vocab_size: int | None, pad_token_id: int) -> None:
+    if vocab_size is None:
+        return
+    _check_number("vocab_size", vocab_size, least=1)
+    if pad_token_id >= vocab_size:
+        raise MetadataError(
+            f"pad_token_id={pad_token_id} is outside of the vocabulary: ids are 0 to {vocab_size - 1} "
+            f"(vocab_size={vocab_size}). Pass 0 or the eos_token_id: padded slots are never attended to by a document and never counted."
         )
 
 
@@ -82,5 +81,18 @@ def _check_columns(collator: PackedCollator) -> None:
                     f"{option} names {name!r}, which the collator reads by itself. Leave it out; to train without the column, "
                     "remove it from the rows."
                 )
-            if name in _MADE and option != "ignore_columns":
-                raise MetadataError(f"{option} names {name!r}, which the collator makes itself. Rename the rows' column.")
+            if option != "ignore_columns":
+                _check_name(option, name)
+
+
+def _check_name(option: str, name: str) -> None:
+    """Refuse a name by which a batch, or the model that is called with it, means something else."""
+    if name not in BATCH_KEYS | MODEL_ARGUMENTS:
+        return
+    who = (
+        "the collator makes itself" if name in BATCH_KEYS else "transformers' models, attention and losses take for an argument"
+    )
+    raise MetadataError(
+        f"{option} names {name!r}, which {who}: model(**batch) would mean that. Rename the column in the rows "
+        f"(datasets: rows.rename_column({name!r}, {name + '_column'!r})), or leave it out with ignore_columns=[{name!r}]."
+    )

@@ -29,6 +29,22 @@ def token_ids(index: int, row: Mapping[str, Any]) -> np.ndarray:
     return ids
 
 
+def check_vocabulary(ids: Sequence[np.ndarray], vocab_size: int) -> None:
+    """Refuse an id that the model has no embedding for; `ids` are those of each row of the batch, zero or more.
+
+    Raises:
+        MetadataError: names the first of them by row and place.
+    """
+    for index, row in enumerate(ids):
+        if row.size and row.max() >= vocab_size:
+            where = int(np.argmax(row >= vocab_size))
+            raise MetadataError(
+                f"row {index} of the batch: input_ids[{where}] is {row[where]}, expected 0 to {vocab_size - 1} "
+                f"(vocab_size={vocab_size}). Pack with the model's own tokenizer (neatpack pack --tokenizer ...), or give the "
+                "model more embeddings (model.resize_token_embeddings)."
+            )
+
+
 def document_lengths(index: int, row: Mapping[str, Any], tokens: int) -> np.ndarray:
     """`seq_lengths` as int64 (unsigned types do not subtract); they must add up to the row's tokens."""
     lengths = _integers(index, row, "seq_lengths", kinds="iu").astype(np.int64, copy=False)
@@ -77,7 +93,8 @@ def _numbers(index: int, row: Mapping[str, Any], name: str, unit: str, counted_b
     if values.shape != (count,) or (count and values.dtype.kind not in "iubf"):
         raise MetadataError(
             f"row {index} of the batch: {name} must be one number a {unit}, {count} in all, got shape {values.shape} of "
-            f"{values.dtype}."
+            f"{values.dtype}. Bring the rows' column to numbers, or leave it out: ignore_columns=[{name!r}] in place of "
+            f"{unit}_columns."
         )
     return values
 
