@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from importlib.metadata import version
-from typing import Any, cast
+from typing import Any
 
 from neatpack.audit.zoo import VERDICTS, Zoo
 from neatpack.audit.zoo_entry import DOCUMENTS, IMPLEMENTATIONS, ROW_LENGTH
@@ -55,28 +55,6 @@ def page(zoo: Zoo) -> str:
 def versions() -> str:
     """What the results depend on, as the page's header states it."""
     return ", ".join(f"{package} {version(package).split('+')[0]}" for package in ("transformers", "torch"))
-
-
-def verdicts_on(text: str) -> dict[str, dict[str, str]]:
-    """The verdicts that a page states, by model type and implementation."""
-    found = {}
-    signs = {sign: verdict for verdict, sign in _SIGNS.items()}
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.split("|")[1:-1]]
-        if len(cells) == len(IMPLEMENTATIONS) + 1 and re.fullmatch(r"`[\w.-]+`", cells[0]):
-            stated = [next(signs[sign] for sign in signs if cell.startswith(sign)) for cell in cells[1:]]
-            found[cells[0].strip("`")] = dict(zip(IMPLEMENTATIONS, stated, strict=True))
-    return found
-
-
-def reasons_on(text: str) -> dict[str, set[str]]:
-    """The reasons that a page states, by model type."""
-    found: dict[str, set[str]] = {}
-    for line in text.partition("## Reasons")[2].splitlines():
-        named = re.match(r"- ((?:`[\w.-]+`(?: \([^)]*\))?(?:, )?)+): (.*)", line)
-        for name in re.findall(r"`([\w.-]+)`", named[1]) if named else ():
-            found.setdefault(name, set()).add(cast(re.Match[str], named)[2])
-    return found
 
 
 def _totals(zoo: Zoo) -> str:

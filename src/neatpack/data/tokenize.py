@@ -170,7 +170,19 @@ def _counted(values: np.ndarray) -> tuple[list[int], list[int]]:
     return distinct.tolist(), counts.tolist()
 
 
-class FastTokenizer:
+class _Surrounded:
+    """What tokenizers with special tokens have in common."""
+
+    def __init__(self, around: Surroundings, options: PackOptions) -> None:
+        self._around = around
+        self._cut = 0 if options.eos else around.after
+
+    def spelled_out(self, ids: np.ndarray, lengths: np.ndarray) -> dict[str, int]:
+        """See `Tokenizer.spelled_out`."""
+        return self._around.spelled_out(ids, lengths)
+
+
+class FastTokenizer(_Surrounded):
     """A tokenizer of the `tokenizers` package, without its truncation and padding: nothing may be lost or added."""
 
     def __init__(self, backend: Any, options: PackOptions, eos_token: str | None, pad_id: int | None) -> None:
@@ -184,8 +196,8 @@ class FastTokenizer:
         digest = hashlib.sha256(backend.to_str().encode()).hexdigest()
         self.info = TokenizerInfo(options.tokenizer, vocab_size, eos_id, pad_id, digest)
         names = {id_: token.content for id_, token in backend.get_added_tokens_decoder().items() if token.special}
-        self._around = Surroundings.read(names, vocabulary, lambda text: backend.encode(text).special_tokens_mask, eos_id)
-        self._cut = 0 if options.eos else self._around.after
+        around = Surroundings.read(names, vocabulary, lambda text: backend.encode(text).special_tokens_mask, eos_id)
+        super().__init__(around, options)
 
     def encode(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         """See `Tokenizer.encode`; an empty text stays empty, without the tokens that the tokenizer would add."""
@@ -193,17 +205,13 @@ class FastTokenizer:
         encoded = iter(self._backend.encode_batch([text for text in strings if text]))
         return _flatten([next(encoded).ids if text else [] for text in strings], self._cut)
 
-    def spelled_out(self, ids: np.ndarray, lengths: np.ndarray) -> dict[str, int]:
-        """See `Tokenizer.spelled_out`."""
-        return self._around.spelled_out(ids, lengths)
-
     def decode(self, ids: np.ndarray) -> str:
         """See `Tokenizer.decode`."""
         text: str = self._backend.decode(ids.tolist(), skip_special_tokens=False)
         return text
 
 
-class SlowTokenizer:
+class SlowTokenizer(_Surrounded):
     """A transformers tokenizer that is written in Python."""
 
     def __init__(self, tokenizer: Any, options: PackOptions) -> None:
@@ -215,17 +223,12 @@ class SlowTokenizer:
         size = 1 + max(vocabulary.values(), default=0)
         self.info = TokenizerInfo(options.tokenizer, size, eos_id, tokenizer.pad_token_id, digest)
         names = {id_: token.content for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
-        self._around = Surroundings.read(names, vocabulary, self._added, eos_id)
-        self._cut = 0 if options.eos else self._around.after
+        super().__init__(Surroundings.read(names, vocabulary, self._added, eos_id), options)
 
     def encode(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         """See `Tokenizer.encode`."""
         strings = texts.to_pylist()
         return _flatten([self._tokenizer(text, **self._options)["input_ids"] if text else [] for text in strings], self._cut)
-
-    def spelled_out(self, ids: np.ndarray, lengths: np.ndarray) -> dict[str, int]:
-        """See `Tokenizer.spelled_out`."""
-        return self._around.spelled_out(ids, lengths)
 
     def _added(self, text: str) -> list[int]:
         mask: list[int] = self._tokenizer(text, return_special_tokens_mask=True, **self._options)["special_tokens_mask"]
