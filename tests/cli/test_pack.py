@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from datasets import load_from_disk
+from datasets import load_dataset, load_from_disk
 from rich.console import Console
 from tokenizers import Tokenizer, models, pre_tokenizers
 from typer.testing import CliRunner
@@ -43,6 +43,7 @@ def test_the_summary_says_what_happened_and_what_to_do_next(corpus, tmp_path):
     for pattern in (
         r"documents +4",
         r"tokens +39 +39 in rows, stored as uint16",
+        r"tokenizer +258 ids +bytes \(embedded\), the default",
         r"rows +3",
         r"efficiency +65\.00% +lower bound 3 rows",
         r"padding +21",
@@ -62,6 +63,8 @@ def test_json_is_the_whole_summary(corpus, tmp_path):
     assert summary["counts"]["documents"] == 4
     assert summary["rows"] == 3
     assert summary["padding"] == 21
+    assert (summary["tokenizer"]["name"], summary["tokenizer"]["vocab_size"]) == ("bytes", 258)
+    assert summary["tokenizer"] == json.loads((tmp_path / "out" / "manifest.json").read_text())["tokenizer"]
 
 
 def test_every_option_reaches_the_pipeline(corpus, tmp_path):
@@ -157,6 +160,31 @@ def test_the_collator_that_the_summary_prints_takes_the_rows(tmp_path):
     assert sorted(batch["topic"].tolist()) == [4, 6]
 
 
+def test_the_collator_that_the_summary_prints_leaves_out_what_no_batch_can_hold(tmp_path):
+    """Text, nulls, and numbers by the name of a model's argument, which are told to be renamed."""
+    record = {"input_ids": [5, 6, 7], "url": "x", "score": 0.5, "source": 3, "target": "y", "none": None, "value": [1, 2, 3]}
+    (tmp_path / "a.jsonl").write_text(json.dumps(record) + "\n" + json.dumps(record) + "\n")
+    options = ["--token-columns", "value", "--document-columns", "url,score,source,target,none", "--format", "parquet"]
+    result = runner.invoke(app, ["pack", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "out"), "--seq-len", "8", *options])
+    assert result.exit_code == 0, result.output
+    assert re.search(r"columns to rename +2 +value, source: ", re.sub(r"[│┃]", " ", result.output)), result.output
+    call = re.search(r"collate_fn=(neatpack\.PackedCollator\(.*\))\)", result.output)
+    assert call, result.output
+    assert "ignore_columns=['value', 'url', 'source', 'target', 'none']" in call[1]
+    rows = list(load_dataset("parquet", data_files=f"{tmp_path}/out/*.parquet", split="train", cache_dir=str(tmp_path / "hf")))
+    batch = eval(call[1], {"neatpack": neatpack})(rows)
+    assert batch["score"].tolist() == [0.5, 0.5]
+    assert {"url", "source", "target", "none", "value"}.isdisjoint(batch)
+
+
+def test_a_source_of_tokens_names_no_tokenizer(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"input_ids": [5, 6, 7]}\n')
+    result = runner.invoke(app, ["pack", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "out"), "--seq-len", "8"])
+    assert result.exit_code == 0, result.output
+    assert "tokenizer" not in result.output
+    assert pack(tmp_path / "a.jsonl", tmp_path / "other", 8).to_json()["tokenizer"] is None
+
+
 def test_rows_with_room_for_slots_are_told_and_collated_as_printed(corpus, tmp_path):
     arguments = ["--seq-len", "32", "--align", "16", "--max-docs-per-row", "2"]
     result = runner.invoke(app, ["pack", str(corpus), "--out", str(tmp_path / "out"), *arguments])
@@ -206,6 +234,7 @@ def test_special_tokens_that_texts_spell_out_are_told_by_name_and_split_on_reque
     told = " ".join(result.output.split())
     assert re.search(r"special tokens .*2 .*</s> in 1, \[/INST\] in 1", told), told
     assert "--split-special-tokens" in told
+    assert re.search(r"tokenizer .* 4 ids .*tokenizer\.json", told), told
     result = runner.invoke(app, [*arguments, "--out", str(tmp_path / "two"), "--split-special-tokens"])
     assert result.exit_code == 0, result.output
     assert "special tokens" not in result.output

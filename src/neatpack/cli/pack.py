@@ -17,6 +17,8 @@ from rich.table import Table
 from neatpack.cli.progress import progress_bar
 from neatpack.data import PackSummary
 from neatpack.data.pack import pack as pack_documents
+from neatpack.data.tokenize import BYTES
+from neatpack.reserved import BATCH_KEYS, MODEL_ARGUMENTS
 
 EXAMPLES = (
     "neatpack pack corpus/ --out packed --seq-len 4096 --overflow split",
@@ -233,14 +235,32 @@ def print_summary(summary: PackSummary, console: Console) -> None:
 
 
 def collator_call(summary: PackSummary) -> str:
-    """The collator that takes these rows, as Python: one length for all, and further columns named."""
+    """The collator that takes these rows, as Python: one length for all, and further columns named.
+
+    A batch cannot hold text, nor a column by the name of something else; those are left out of it.
+    """
     options = [f"row_length={summary.seq_len}", *([f"align={summary.align}"] if summary.align > 1 else [])]
-    options += [
-        f"{option}={list(names)!r}"
-        for option, names in (("token_columns", summary.token_columns), ("document_columns", summary.document_columns))
-        if names
-    ]
+    left_out = {*summary.text_columns, *_to_rename(summary)}
+    further = (*summary.token_columns, *summary.document_columns)
+    named = {
+        "token_columns": [name for name in summary.token_columns if name not in left_out],
+        "document_columns": [name for name in summary.document_columns if name not in left_out],
+        "ignore_columns": [name for name in further if name in left_out],
+    }
+    options += [f"{option}={names!r}" for option, names in named.items() if names]
     return f"neatpack.PackedCollator({', '.join(options)})"
+
+
+def _to_rename(summary: PackSummary) -> list[str]:
+    """Columns of numbers that a batch could hold under another name."""
+    further = (*summary.token_columns, *summary.document_columns)
+    return [name for name in further if name in BATCH_KEYS | MODEL_ARGUMENTS and name not in summary.text_columns]
+
+
+def _tokenizer_line(info: dict[str, Any]) -> tuple[str, str, str]:
+    """The tokenizer's line of the table: the default is told as such, since it may be one that was forgotten."""
+    name = f"{info['name']} (embedded), the default: one token a byte; --tokenizer names another"
+    return "tokenizer", f"{info['vocab_size']:,} ids", name if info["name"] == BYTES else str(info["name"])
 
 
 def summary_lines(summary: PackSummary) -> list[tuple[str, str, str]]:
@@ -255,6 +275,8 @@ def summary_lines(summary: PackSummary) -> list[tuple[str, str, str]]:
         ("padding", f"{summary.padding:,}", "tokens, added when rows are batched; not stored"),
         ("time", f"{summary.seconds:.2f} s", f"{summary.tokens_per_second / 1e6:,.2f} M tokens/s{resumed}"),
     ]
+    if summary.tokenizer:
+        lines.insert(2, _tokenizer_line(summary.tokenizer))
     if summary.max_docs_per_row:
         lines.append(("documents a row", f"{summary.max_docs_per_row:,}", "at most, pieces of documents included"))
     if summary.align > 1:
@@ -284,4 +306,7 @@ def summary_lines(summary: PackSummary) -> list[tuple[str, str, str]]:
         lines.append(("labels", "stored", "as the source has them, aligned with input_ids"))
     if summary.ignored_columns:
         lines.append(("columns left out", str(len(summary.ignored_columns)), ", ".join(summary.ignored_columns)))
+    if renamed := _to_rename(summary):
+        note = "a model, or the collator, has arguments of that name; a batch holds the column once it is renamed"
+        lines.append(("columns to rename", str(len(renamed)), f"{', '.join(renamed)}: {note} (rows.rename_column)"))
     return lines

@@ -31,6 +31,11 @@ class FurtherColumn:
         """The type of its values."""
         return pa.type_for_alias(self.type)
 
+    @property
+    def numeric(self) -> bool:
+        """Whether its values are numbers, which a batch can hold."""
+        return self.type not in ("string", "large_string", "null")
+
 
 def token_values(name: str, parts: tuple[np.ndarray, np.ndarray], lengths: np.ndarray) -> np.ndarray:
     """Values `[T]` of a token column, given its flat values and offsets, and the tokens of each record.

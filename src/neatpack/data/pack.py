@@ -66,6 +66,8 @@ class PackSummary:
         file_format: of the shards.
         token_columns: further columns carried with a number a token.
         document_columns: further columns carried with a value a document.
+        text_columns: those of the document columns that have no numbers: text, or nothing but nulls.
+        tokenizer: what made tokens of the source's texts, as the manifest has it; None where all of it was tokens already.
         resumed: whether an interrupted run had left work to go on with.
         max_docs_per_row: the most documents that a row may hold, or None.
         align: the multiple of tokens that rows have room to round every document up to, when they are collated.
@@ -91,6 +93,8 @@ class PackSummary:
     file_format: str = "arrow"
     token_columns: tuple[str, ...] = ()
     document_columns: tuple[str, ...] = ()
+    text_columns: tuple[str, ...] = ()
+    tokenizer: dict[str, Any] | None = None
     max_docs_per_row: int | None = None
     align: int = 1
 
@@ -186,10 +190,14 @@ def pack(
             run = _Run(chosen, found, place, workforce, progress or _no_progress)
             parts = run.tokenize()
             units = run.pack(parts)
-        summary = _summarize(target, chosen, found, parts, units, started)
+        further = join_columns(parts, found.parts, chosen.columns)
+        summary = replace(
+            _summarize(target, chosen, found, parts, units, started),
+            text_columns=tuple(column.name for column in further if not column.numeric),
+            tokenizer=asdict(tokenizer) if any(part.text for part in parts) else None,
+        )
         shards = [unit.shard for unit in units if unit.shard]
         if chosen.file_format == "arrow":
-            further = join_columns(parts, found.parts, chosen.columns)
             schema = row_schema(np.dtype(summary.dtype), labels="labels" in summary.columns, further=further)
             write_dataset_files(place.folder, schema, shards)
         write_manifest(
@@ -197,7 +205,7 @@ def pack(
             shards,
             options=chosen.to_json(),
             source=_describe(given, found),
-            tokenizer=asdict(tokenizer) if any(part.text for part in parts) else None,
+            tokenizer=summary.tokenizer,
             counts=_manifest_counts(summary),
             content=describe_content(
                 sum(part.content for part in parts) + sum(unit.content for unit in units),

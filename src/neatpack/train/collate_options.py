@@ -52,7 +52,8 @@ def _check_vocabulary(vocab_size: int | None, pad_token_id: int) -> None:
     if pad_token_id >= vocab_size:
         raise MetadataError(
             f"pad_token_id={pad_token_id} is outside of the vocabulary: ids are 0 to {vocab_size - 1} "
-            f"(vocab_size={vocab_size}). Pass 0 or the eos_token_id: padded slots are never attended to by a document and never counted."
+            f"(vocab_size={vocab_size}). Pass the eos_token_id or 0: padded slots are never attended to by a document and "
+            "never counted."
         )
 
 
