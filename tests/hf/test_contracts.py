@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 from transformers import AutoModelForCausalLM
+from transformers.modeling_outputs import CausalLMOutput
 
 import neatpack.hf
 from neatpack import check_isolation
@@ -153,6 +154,26 @@ class ShiftsInItsParent(transformers.LlamaForCausalLM):
         return super().forward(input_ids, position_ids=position_ids, labels=labels, **options)
 
 
+def causal_loss(logits, labels):
+    return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+
+class ShiftsInAFunction(transformers.LlamaForCausalLM):
+    """As remote code is often written."""
+
+    def forward(self, input_ids=None, position_ids=None, labels=None, **options):
+        logits = self.lm_head(self.model(input_ids, position_ids=position_ids, **options)[0])
+        return CausalLMOutput(loss=causal_loss(logits, labels), logits=logits)
+
+
+class DoesNotShift(transformers.LlamaForCausalLM):
+    """As a decoder of an encoder-decoder family has it."""
+
+    def forward(self, input_ids=None, position_ids=None, labels=None, **options):
+        logits = self.lm_head(self.model(input_ids, position_ids=position_ids, **options)[0])
+        return CausalLMOutput(loss=torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()), logits=logits)
+
+
 def loss_and_that_of_next_tokens(model):
     ids = torch.arange(3, 23)[None]
     with torch.no_grad():
@@ -165,15 +186,29 @@ def test_a_model_whose_own_loss_asks_for_the_token_itself_is_refused():
     model = small_model("whisper", "sdpa", 32)
     loss, of_next = loss_and_that_of_next_tokens(model)
     assert abs(loss - of_next) > 0.01
-    with pytest.raises(ContractError, match="compares the logits of a token with the label of the same token"):
+    with pytest.raises(ContractError, match="shows no sign of shifting labels"):
         contract_for(model)
 
 
 def test_a_model_whose_loss_asks_for_the_next_token_is_not():
-    model = ShiftsInItsParent(tiny_model("llama", "sdpa").config).eval()
+    for kind in (ShiftsInItsParent, ShiftsInAFunction):
+        model = kind(tiny_model("llama", "sdpa").config).eval()
+        loss, of_next = loss_and_that_of_next_tokens(model)
+        assert loss == pytest.approx(of_next, rel=1e-5)
+        assert contract_for(model).payload == "positions"
+
+
+def test_a_loss_that_replaces_the_one_that_shifts_is_refused():
+    """What the class it extends would have done does not count: that forward does not run."""
+    model = DoesNotShift(tiny_model("llama", "sdpa").config).eval()
     loss, of_next = loss_and_that_of_next_tokens(model)
-    assert loss == pytest.approx(of_next, rel=1e-5)
-    assert contract_for(model).payload == "positions"
+    assert abs(loss - of_next) > 0.001
+    with pytest.raises(ContractError, match="shows no sign of shifting labels"):
+        contract_for(model)
+    model = tiny_model("llama", "sdpa")
+    model.loss_type = "ForMaskedLM"
+    with pytest.raises(ContractError, match="shows no sign of shifting labels"):
+        contract_for(model)
 
 
 @pytest.mark.parametrize("attention", ["packed_varlen", "sdpa", "eager"])

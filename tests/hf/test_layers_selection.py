@@ -19,7 +19,7 @@ from neatpack.errors import ContractError
 from neatpack.hf import contract_for, register, use_packed_varlen
 from neatpack.hf.layers.base import PackedLayer
 from neatpack.hf.layers.models import ReadsBoundaries
-from tiny_models import packed_batch, tiny_model
+from tiny_models import cache_keyword, packed_batch, tiny_model
 
 
 def test_a_model_that_goes_through_the_interface_is_simply_set():
@@ -95,6 +95,13 @@ def test_a_layer_whose_forward_was_replaced_is_refused():
 def test_a_family_that_nothing_reaches_is_refused(name):
     with pytest.raises(ContractError, match="no layer to put in its place"):
         use_packed_varlen(small_model(name, None, 32))
+
+
+@pytest.mark.parametrize("name", ["deepseek_v4", "doge"])
+def test_a_family_that_computes_on_its_mask_is_refused(name):
+    """Theirs are numbers to add, and ours would be read as such."""
+    with pytest.raises(ContractError, match="Attention computes a mask of its own from the one it is given"):
+        use_packed_varlen(small_model(name, "eager", 32))
 
 
 def test_what_is_no_transformers_model_is_refused():
@@ -231,6 +238,33 @@ def test_a_model_that_tells_its_attention_no_positions_refuses_lost_boundaries_i
             model(**bare, **further)
     assert check_isolation(model, batch).max_influence == 0.0
     assert type(model).__name__ == type(small_model(name, None, 32)).__name__
+
+
+@pytest.mark.parametrize("name", ["llama4_text", "cohere_compass_text", "falcon", "xglm"])
+def test_masks_by_layer_type_and_of_a_whole_cache_of_fixed_size_are_looked_through(name):
+    model = use_packed_varlen(small_model(name, None, 32))
+    batch = PackedCollator(row_length=32)(ROWS)
+    bare = {"input_ids": batch["input_ids"], "position_ids": batch["position_ids"]}
+    mask = torch.ones(2, 40, dtype=torch.long)
+    mask[:, 32:] = 0
+    cache = transformers.StaticCache(config=model.config, max_cache_len=40)
+    with pytest.raises(ContractError, match="position_ids go from 19 to 0 at row 0, position 20"):
+        model(**bare, attention_mask=mask, **{cache_keyword(model): cache})
+    if name in UNTOLD:
+        kinds = set(model.config.layer_types)
+        for each in (None, torch.ones(1, 1, 32, 32, dtype=torch.bool).tril()):
+            with pytest.raises(ContractError, match="position_ids go from 19 to 0 at row 0, position 20"):
+                model(**bare, attention_mask=dict.fromkeys(kinds, each), use_cache=False)
+
+
+def test_a_model_works_in_a_process_that_registered_nothing(tmp_path):
+    model = use_packed_varlen(small_model("persimmon", None, 32))
+    torch.save(model, tmp_path / "model.pt")
+    script = "import sys, torch; model = torch.load(sys.argv[1], weights_only=False); "
+    script += "print(model(input_ids=torch.arange(3, 9)[None]).logits.sum().item())"
+    run = subprocess.run([sys.executable, "-c", script, str(tmp_path / "model.pt")], capture_output=True, text=True, check=True)
+    expected = logits_of(model, input_ids=torch.arange(3, 9)[None]).sum().item()
+    assert float(run.stdout) == pytest.approx(expected, rel=1e-3)
 
 
 @pytest.mark.parametrize("name", UNTOLD)

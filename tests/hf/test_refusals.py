@@ -144,6 +144,41 @@ def test_masked_tokens_are_no_boundary_wherever_they_are(architecture, hole):
         assert torch.equal(model.generate(ids, **options, **further), plain.generate(ids, **options, **further))
 
 
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "opt", "gemma2"])
+def test_a_masked_token_between_documents_keeps_nobody_apart(architecture):
+    """The document behind it sees the one before it: positions that restart over it are lost boundaries."""
+    model, ids = tiny_model(architecture), packed_batch()["input_ids"][:1]
+    mask, positions = torch.ones(1, 16, dtype=torch.long), torch.cat([torch.arange(8), torch.arange(8)])[None]
+    mask[0, 7] = 0
+    for further in ({"use_cache": False}, {}):
+        with pytest.raises(ContractError, match="position_ids go from 6 to 0 at row 0, position 8"):
+            model(input_ids=ids, attention_mask=mask, position_ids=positions, **further)
+    whole = torch.ones(1, 1, 16, 16, dtype=torch.bool).tril()
+    whole[0, 0, 8, 7] = False  # hides the token before from the first one behind, and nothing else
+    with pytest.raises(ContractError, match="position_ids go from 7 to 0 at row 0, position 8"):
+        model(input_ids=ids, attention_mask=whole, position_ids=positions, use_cache=False)
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_a_mask_as_long_as_a_cache_of_fixed_size_is_read_at_the_places_of_the_queries(architecture, behind):
+    model, plain, ids = tiny_model(architecture), tiny_model(architecture, "sdpa"), packed_batch()["input_ids"]
+    mask = torch.full((3, 40), behind)
+    mask[:, :16] = 1
+    mask[1, :5] = 0
+    positions = (mask[:, :16].cumsum(1) - 1).masked_fill(mask[:, :16] == 0, 1)
+
+    def call(one, positions):
+        cache = transformers.StaticCache(config=one.config, max_cache_len=40)
+        with torch.no_grad():
+            return one(input_ids=ids, attention_mask=mask, position_ids=positions, **{cache_keyword(one): cache}).logits
+
+    kept = mask[:, :16] > 0
+    torch.testing.assert_close(call(model, positions)[kept], call(plain, positions)[kept], atol=1e-4, rtol=0)
+    with pytest.raises(ContractError, match="position_ids go from"):
+        call(model, packed_batch()["position_ids"])
+
+
 def test_offsets_in_generation_are_refused_at_the_first_cached_step():
     batch = packed_batch()
     lengths = {name: value for name, value in batch.items() if name.startswith(("cu_", "max_"))}

@@ -84,6 +84,21 @@ def test_the_same_run_without_the_callback_would_have_trained_on_the_leak(tmp_pa
     assert run.train().global_step == 2
 
 
+def of_the_token_itself(logits, labels, **options):
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
+
+
+def test_a_loss_that_asks_for_the_token_itself_is_stopped_before_the_first_step(tmp_path):
+    """No source shows it: the function was set on the model."""
+    model = tiny_model("llama")
+    model.loss_function = of_the_token_itself
+    run = trainer(model, tmp_path)
+    with pytest.raises(ContractError, match="compares the logits of a token with the label of the same token"):
+        run.train()
+    assert run.state.global_step == 0
+    assert model.training
+
+
 def test_the_callback_changes_nothing_that_is_trained(tmp_path):
     losses = []
     for callback in (isolation_callback(), isolation_callback(probe=False)):

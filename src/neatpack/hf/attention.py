@@ -22,8 +22,9 @@ import torch
 
 from neatpack.attention import SegmentPlan, dense_attention, varlen_attention
 from neatpack.errors import ContractError
-from neatpack.hf.mask import PackedMask
-from neatpack.hf.segments import WAYS_OUT, SegmentsOfBatch, refuse_lost_boundaries
+from neatpack.hf.lost import WAYS_OUT, refuse_lost_boundaries
+from neatpack.hf.mask import FIRST_QUERY, PackedMask
+from neatpack.hf.segments import SegmentsOfBatch
 from neatpack.hf.segments_op import traced_offsets
 from neatpack.hf.selected import selected_keys
 
@@ -122,7 +123,8 @@ class PackedVarlenAttention:
         elif isinstance(attention_mask, PackedMask) or (attention_mask is None and query.shape[2] == key.shape[2]):
             mask = attention_mask
         else:
-            refuse_lost_boundaries(attention_mask, position_ids, query.shape[0], query.shape[2], key.shape[2])
+            first = getattr(attention_mask, FIRST_QUERY, None)
+            refuse_lost_boundaries(position_ids, query.shape[0], query.shape[2], mask=attention_mask, first=first)
             if indices is not None:
                 attention_mask = selected_keys(indices, attention_mask, None, key.shape[2], sliding_window, query.dtype)
             return _masked_attention(module, query, key, value, attention_mask, causal, scores), None

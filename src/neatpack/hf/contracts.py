@@ -271,9 +271,9 @@ def _refuse_what_no_payload_reaches(facts: ModelFacts, known: frozenset[str]) ->
         )
     if not facts.shifts_labels:
         raise ContractError(
-            f"{facts.name} compares the logits of a token with the label of the same token: it wants labels that were shifted "
-            "before, and those of a packed batch are aligned with its tokens, so it would learn to repeat its input. "
-            "Train it on one document a row."
+            f"{facts.name}: its loss shows no sign of shifting labels. It compares the logits of a token with the label of the "
+            "same token, as decoders of encoder-decoder families do, whose labels were shifted before. Those of a packed batch "
+            "are aligned with its tokens, so it would learn to repeat its input. Train it on one document a row."
         )
     if facts.blocks is not None:
         raise ContractError(

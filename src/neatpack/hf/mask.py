@@ -17,6 +17,8 @@ import torch
 
 from neatpack.errors import ContractError
 
+FIRST_QUERY = "first_query"
+"""What a mask over a cache is told to remember: which of its keys belongs to the first query."""
 # Models that work on the mask they get, and would not take None for one.
 _WANT_TENSORS = frozenset({"mpt"})
 
@@ -165,6 +167,8 @@ def packed_mask(
         **overlay,
         **options,
     )
+    if mask is not None and 1 < q_length < kv_length and not torch.compiler.is_compiling():
+        setattr(mask, FIRST_QUERY, int(q_offset) - kv_offset)
     return mask
 
 

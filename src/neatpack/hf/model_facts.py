@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from neatpack.hf.label_facts import shifts_labels
 from neatpack.hf.layers import stand_in_for
 
 _MASK_BUILDER = re.compile(r"^create_(?!bidirectional)(?!recurrent)(?!band)\w*mask\w*$")
@@ -140,7 +141,7 @@ def model_facts(model: torch.nn.Module) -> ModelFacts:
         made_causal_by=_made_causal_by(text, whole),
         flash_finds_dtype=all(any(isinstance(part, torch.nn.Linear) for part in module.modules()) for _, module in attention),
         stock=("sdpa", "eager") if getattr(model, "_supports_sdpa", False) else ("eager",),
-        shifts_labels=_shifts_labels(model, sources),
+        shifts_labels=shifts_labels(model, sources),
         other_inputs=other_inputs(model),
     )
 
@@ -299,24 +300,6 @@ def _position_start(model: torch.nn.Module) -> int | None:
     return first + 1 if isinstance(first, int) and not padding else None
 
 
-def _shifts_labels(model: torch.nn.Module, sources: dict[type, str]) -> bool:
-    """Does a class of the model call transformers' causal loss, or shift labels or logits by itself?
-
-    The decoders of encoder-decoder families do neither: they want labels that were shifted before.
-    """
-    if "labels" not in inspect.signature(model.forward).parameters:
-        return True  # it has no loss
-    trees = (ast.parse(sources.get(kind, "")) for kind in type(model).__mro__)
-    return any(_shifts(node) for tree in trees for node in ast.walk(tree))
-
-
-def _shifts(node: ast.AST) -> bool:
-    name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
-    if name == "loss_function" or name.startswith("shift"):
-        return True
-    return isinstance(node, ast.Subscript) and ast.unparse(node) in ("labels[..., 1:]", "labels[:, 1:]")
-
-
 # --- layers -----------------------------------------------------------------------------------------------------------
 
 
@@ -346,6 +329,15 @@ def _modules_that_lose_kwargs(
                 judged[key] = not _takes_kwargs(module) or _calls_without_kwargs(_source_of(module, sources), child)
             if judged[key]:
                 yield module
+
+
+def rewrites_masks(model: torch.nn.Module) -> tuple[str, ...]:
+    """Names of attention classes that compute a mask of their own, and do not tell the registered function by `indices`."""
+    sources = _sources(model)
+    if "indices" in _asked(sources):
+        return ()
+    texts = ((module, _source_of(module, sources)) for module in model.modules())
+    return _names(module for module, source in texts if _INTERFACE in source and _rewrites_mask(source))
 
 
 def loses_positions(model: torch.nn.Module) -> bool:

@@ -108,6 +108,7 @@ def use_packed_varlen(model: Model, name: str = "packed_varlen") -> Model:
     changing = [each for each in models if (layers or lost) and not isinstance(each, LooksFirst)]
     _refuse_replaced(*layers, *changing)
     if not layers:
+        _refuse_own_masks(models[0])
         _set(models[0], name)
     for part, kind in layers.items():
         part.__class__ = kind
@@ -115,8 +116,21 @@ def use_packed_varlen(model: Model, name: str = "packed_varlen") -> Model:
     for each in models if layers else ():
         cast(Any, each.config)._attn_implementation = name
     for each in changing:
-        cast(Any, each).__class__ = looking(cast(Any, type(each)), ReadsBoundaries if layers else ChecksPositions)
+        each.__class__ = looking(cast(Any, type(each)), ReadsBoundaries if layers else ChecksPositions)
+    for each in models if layers or lost else ():
+        cast(Any, each).attention_name = name
     return model
+
+
+def _refuse_own_masks(model: torch.nn.Module) -> None:
+    from neatpack.hf.model_facts import rewrites_masks
+
+    names = rewrites_masks(model)
+    if names:
+        raise ContractError(
+            f"{type(model).__name__}: {', '.join(names)} computes a mask of its own from the one it is given, as numbers to "
+            "add, which those of packed_varlen are not. contract_for(model) says what it can be trained on."
+        )
 
 
 def _refuse_replaced(*parts: torch.nn.Module) -> None:

@@ -11,12 +11,8 @@ import torch
 
 from neatpack.attention import SegmentPlan, plan_segments
 from neatpack.errors import ContractError, MetadataError
+from neatpack.hf.lost import WAYS_OUT, refuse_lost_boundaries
 from neatpack.hf.mask import PackedMask
-
-WAYS_OUT = (
-    "Use PackedCollator's batch: position_ids with all four of cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k, "
-    "use_cache=False and no attention_mask."
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,50 +120,9 @@ def segments_from_rows(
     """Segments without offsets: those that transformers found in the positions, or one a row."""
     starts = None if mask is None else mask.starts
     if mask is None or not mask.from_positions:
-        refuse_lost_boundaries(starts, position_ids, batch, length, length)
+        refuse_lost_boundaries(position_ids, batch, length, starts=starts)
     rows = _from_host(list(range(0, batch * length + 1, max(length, 1)) if length else [0]), device)
     return rows if starts is None else _cut_at(rows, starts, device)
-
-
-def refuse_lost_boundaries(
-    mask: torch.Tensor | None, position_ids: torch.Tensor | None, batch: int, length: int, keys: int
-) -> None:
-    """Refuse position ids that restart where attention flows on: a packed batch whose boundaries nobody passed on.
-
-    Args:
-        mask: `[B, 1, S, K]` bool or additive, or the `[B, S]` bool map of segment starts, or None (plain causal).
-        position_ids: `[B, S]` or `[1, S]`; other ranks (mRoPE) say nothing about documents.
-        batch: B.
-        length: S.
-        keys: K.
-    """
-    if position_ids is None or position_ids.dim() != 2 or position_ids.shape[-1] != length or length < 2:
-        return
-    breaks = position_ids[:, 1:] - position_ids[:, :-1] != 1
-    lost = breaks if mask is None else breaks.to(mask.device) & _flows_to_next(mask, keys)
-    if not bool(lost.any()):
-        return
-    row, position = (int(index) for index in lost.expand(batch, -1).nonzero()[0])
-    before, after = position_ids[min(row, len(position_ids) - 1), position : position + 2].tolist()
-    raise ContractError(
-        f"position_ids go from {before} to {after} at row {row}, position {position + 1}: a packed batch, but no offsets came "
-        "along and attention would flow across that boundary (a cache or any attention_mask turns transformers' own "
-        "detection off). " + WAYS_OUT
-    )
-
-
-def _flows_to_next(mask: torch.Tensor, keys: int) -> torch.Tensor:
-    """Bool `[B, S - 1]`: does a position see its predecessor? One that is not seen by itself is padding, and sees nobody."""
-    if mask.dim() == 2:
-        return ~mask[:, 1:]
-    seen = (mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2).any(1)
-    places, index = torch.arange(keys, device=mask.device), torch.arange(seen.shape[1], device=mask.device)
-    if seen.shape[1] != keys:
-        # With a cache all queries are one block of its places; none sees past its own, and those of no padding see that.
-        index = index + (torch.where(seen, places, 0).amax(-1) - index).amax().clamp(min=0)
-    itself, before = ((index[1:] - back).expand(len(seen), -1)[..., None] for back in (0, 1))
-    later = seen[:, 1:]
-    return (later.gather(-1, before) & later.gather(-1, itself))[..., 0]
 
 
 def _checked(

@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 
 from neatpack.errors import ContractError
+from neatpack.hf.lost import WAYS_OUT
 from neatpack.hf.mask import PackedMask
-from neatpack.hf.segments import WAYS_OUT
 
 
 def selected_keys(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn import functional
 
 from neatpack.errors import ContractError, MetadataError, MissingDependencyError
 from neatpack.hf.contracts import contract_for
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 # What half precision may do to a logit under autocast, in parts of the largest; weights and outputs then look like float32.
 _AUTOCAST_ROUNDING = {"bf16": 4e-2, "fp16": 5e-3}
 
+# Two losses of the same logits differ by less, in parts, whatever the dtype they were summed in.
+_SAME_LOSS = 1e-3
 # What a model is told about its loss, and nothing else: with these some answer with a loss or log-probabilities and no logits
 # (TRL's fused head, Liger's kernels).
 _LOSS_ARGUMENTS = frozenset({"labels", "shift_labels", "num_items_in_batch", "fused_lm_head", "skip_logits"})
@@ -40,8 +43,8 @@ def require_isolation(
         The report. Its verdict is `inconclusive` where no row holds two documents: such a batch proves nothing.
 
     Raises:
-        ContractError: no contract, rows longer than it allows, no document map in the batch, or documents of one row that were
-            not shown to stay apart.
+        ContractError: no contract, rows longer than it allows, no document map in the batch, documents of one row that were
+            not shown to stay apart, or a loss that asks for the token itself and not for the next one.
         MissingDependencyError: transformers is not installed.
     """
     contract = contract_for(model)
@@ -61,6 +64,7 @@ def require_isolation(
         raise ContractError(f"{contract.model}: isolation cannot be checked on this batch: {error}") from error
     if not report.isolated and not (report.verdict == "inconclusive" and report.control is None):
         raise ContractError(f"{report}\n  this model's contract: {contract}\n  build the collator with collator_for(model)")
+    _refuse_loss_of_the_token_itself(model, batch)
     return report
 
 
@@ -125,6 +129,39 @@ def isolation_callback(*, probe: bool = True, tolerance: float | None = None, ma
             return check
 
     return IsolationCallback()
+
+
+def _refuse_loss_of_the_token_itself(model: torch.nn.Module, batch: Mapping[str, Any]) -> None:
+    """Refuse a model that was measured to compare the logits of a place with the label there: it would learn to repeat."""
+    labels = batch.get("labels")
+    if not isinstance(labels, torch.Tensor) or not bool((labels != IGNORE_INDEX).any()):
+        return
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            result = model(**_without_loss(batch), labels=labels)
+    finally:
+        model.train(training)
+    loss, logits = getattr(result, "loss", None), getattr(result, "logits", None)
+    if loss is None or logits is None or logits.shape[:2] != labels.shape:
+        return
+    itself, following = _mean_loss(logits, labels), _mean_loss(logits[:, :-1], labels[:, 1:])
+    if abs(float(loss) - itself) <= _SAME_LOSS * itself and abs(itself - following) > 2 * _SAME_LOSS * itself:
+        raise ContractError(
+            f"{type(model).__name__} compares the logits of a token with the label of the same token: its loss is "
+            f"{float(loss):.4f} here, and that of next tokens {following:.4f}. The labels of a packed batch are aligned with "
+            "its tokens, so it would learn to repeat them. Shift labels in its forward, or compute the loss outside "
+            "(neatpack.train.packed_cross_entropy)."
+        )
+
+
+def _mean_loss(logits: torch.Tensor, labels: torch.Tensor) -> float:
+    """Cross-entropy a label, a row at a time: whole logits in float32 may not fit."""
+    total = 0.0
+    for row, own in zip(logits, labels, strict=True):
+        total += float(functional.cross_entropy(row.float(), own, ignore_index=IGNORE_INDEX, reduction="sum"))
+    return total / max(int((labels != IGNORE_INDEX).sum()), 1)
 
 
 def _without_loss(batch: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,9 +15,10 @@ import torch
 from transformers import AttentionInterface
 
 from neatpack.errors import ContractError
-from neatpack.hf.attention import PackedVarlenAttention
+from neatpack.hf.lost import WAYS_OUT, refuse_lost_boundaries
+from neatpack.hf.mask import PackedMask
 from neatpack.hf.register import NO_WAY_BACK, register
-from neatpack.hf.segments import WAYS_OUT, refuse_lost_boundaries, refuse_short_maximum, segments_from_offsets
+from neatpack.hf.segments import refuse_short_maximum, segments_from_offsets
 from neatpack.hf.segments_op import traced_offsets
 
 _OFFSETS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
@@ -58,6 +59,7 @@ def read_boundaries(model: Any, names: list[str], arguments: tuple[Any, ...], op
     tokens = named.get(name)
     if not isinstance(tokens, torch.Tensor) or tokens.dim() <= width:
         return arguments, options  # the model's own error says what is missing
+    _refuse_another_attention(model)
     _register_here(model)
     _refuse_weights(model, named)
     offsets = [named.pop(each, None) for each in _OFFSETS]
@@ -65,7 +67,7 @@ def read_boundaries(model: Any, names: list[str], arguments: tuple[Any, ...], op
         _refuse_documents_in_choices(named, offsets)
         return (), named
     _refuse_finished_mask(model, mask, named)
-    starts = _starts(tokens, mask, named.get("position_ids"), offsets)
+    starts = _starts(tokens, named, offsets)
     if starts is None:
         return (), named
     read: SegmentStarts = starts[:, None, None].as_subclass(SegmentStarts)
@@ -87,6 +89,7 @@ def check_positions(model: Any, names: list[str], arguments: tuple[Any, ...], op
     Raises:
         ContractError: positions that restart came without offsets, and with a mask that does not part them, or a cache.
     """
+    _register_here(model)
     named = _by_name(names, arguments, options) or {}
     positions, mask = named.get("position_ids"), named.get("attention_mask")
     if not isinstance(positions, torch.Tensor) or positions.dim() != 2 or named.get("cu_seq_lens_q") is not None:
@@ -94,10 +97,10 @@ def check_positions(model: Any, names: list[str], arguments: tuple[Any, ...], op
     asked = named.get("use_cache")
     made = getattr(model.config.get_text_config(), "use_cache", True) if asked is None else asked
     cached = made or any(named.get(name) is not None for name in CACHES)
-    if isinstance(mask, torch.Tensor) and mask.dim() in (2, 4):
-        _refuse_where_mask_lets_through(mask, positions, len(mask), positions.shape[1])
-    elif mask is None and cached:
-        refuse_lost_boundaries(None, positions, len(positions), positions.shape[1], positions.shape[1])
+    if mask is None and not cached:
+        return
+    for each in mask.values() if isinstance(mask, dict) else [mask]:
+        _refuse_where_mask_lets_through(each, positions, named)
 
 
 def _by_name(names: list[str], arguments: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any] | None:
@@ -122,11 +125,9 @@ def places_within(starts: torch.Tensor) -> torch.Tensor:
     return index - torch.where(starts, index, 0).cummax(1).values
 
 
-def _starts(
-    tokens: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor | None, offsets: list[Any]
-) -> torch.Tensor | None:
+def _starts(tokens: torch.Tensor, named: dict[str, Any], offsets: list[Any]) -> torch.Tensor | None:
     """The map of segment starts, bool `[B, S]`, or None where every row is one document, or a part of one behind a cache."""
-    batch, length = tokens.shape[:2]
+    (batch, length), mask, positions = tokens.shape[:2], named.get("attention_mask"), named.get("position_ids")
     if any(part is not None for part in offsets):
         if mask is not None:
             raise ContractError(
@@ -142,20 +143,28 @@ def _starts(
         return None
     positions = positions.view(-1, length)
     if mask is not None:
-        _refuse_where_mask_lets_through(mask, positions, batch, length)
+        _refuse_where_mask_lets_through(mask, positions, named)
         return None
     breaks = (positions[:, 1:] - positions[:, :-1] != 1).expand(batch, -1)
     # a compiler cannot look; a map without boundaries says the same as none
     return _with_first(breaks) if torch.compiler.is_compiling() or bool(breaks.any()) else None
 
 
-def _refuse_where_mask_lets_through(mask: torch.Tensor, positions: torch.Tensor, batch: int, length: int) -> None:
-    """Refuse positions that restart where a mask, `[B, K]` of padding or `[B, 1, S, K]`, keeps both neighbours."""
-    if mask.dim() == 4:
-        refuse_lost_boundaries(mask, positions, batch, length, mask.shape[-1])
-        return
-    kept = mask[:, -length:].to(torch.bool)
-    refuse_lost_boundaries(_with_first(~(kept[:, 1:] & kept[:, :-1])), positions, batch, length, length)
+def _refuse_where_mask_lets_through(mask: Any, positions: torch.Tensor, named: dict[str, Any]) -> None:
+    """Refuse positions that restart where a mask lets tokens see past that: of padding `[B, K]`, `[B, 1, S, K]`, ours, none."""
+    length = positions.shape[-1]
+    cache = next((named[name] for name in CACHES if named.get(name) is not None), None)
+    held = None if cache is None or torch.compiler.is_compiling() else int(cache.get_seq_length())
+    if mask is None or isinstance(mask, PackedMask):
+        refuse_lost_boundaries(positions, len(positions), length, starts=None if mask is None else mask.starts)
+    elif isinstance(mask, torch.Tensor) and mask.dim() == 2 and mask.shape[1] >= length:
+        first = mask.shape[1] - length
+        if held is not None:  # of a cache of fixed size the mask may name the unused places too
+            first = min(held, first)
+        kept = mask[:, first : first + length].to(torch.bool)
+        refuse_lost_boundaries(positions, max(len(mask), len(positions)), length, kept=kept)
+    elif isinstance(mask, torch.Tensor) and mask.dim() == 4:
+        refuse_lost_boundaries(positions, max(len(mask), len(positions)), length, mask=mask, first=held)
 
 
 def _refuse_finished_mask(model: Any, mask: Any, named: dict[str, Any]) -> None:
@@ -204,19 +213,16 @@ def _with_first(breaks: torch.Tensor) -> torch.Tensor:
     return torch.cat([breaks.new_ones(len(breaks), 1), breaks], dim=1)
 
 
-def _register_here(model: Any) -> None:
-    """Register what the layers run on: a model that was sent to another process brings its layers along, and not that.
-
-    Raises:
-        ContractError: another attention was selected on the model since.
-    """
+def _refuse_another_attention(model: Any) -> None:
     name = model.config._attn_implementation
-    if isinstance(AttentionInterface._global_mapping.get(name), PackedVarlenAttention):
-        return
-    ours = next((part.attention_name for part in model.modules() if hasattr(part, "attention_name")), name)
-    if name != ours:
+    if name != model.attention_name:
         raise ContractError(f"{name!r} was selected on {type(model).__name__}, whose attention layers {NO_WAY_BACK}")
-    register(name)
+
+
+def _register_here(model: Any) -> None:
+    """Register what the model runs on: one that was sent to another process does not bring that along."""
+    if model.attention_name not in AttentionInterface._global_mapping:
+        register(model.attention_name)
 
 
 def _refuse_weights(model: Any, named: dict[str, Any]) -> None:

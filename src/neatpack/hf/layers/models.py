@@ -26,6 +26,7 @@ class LooksFirst(torch.nn.Module):
 
     if TYPE_CHECKING:
         config: Any
+        attention_name: str
 
     _original: type[torch.nn.Module]
 
