@@ -18,7 +18,8 @@ class PackedStream(RowStream, IterableDataset[Row]):
 
     Every document is read by exactly one worker of one rank, drawn from a shuffle buffer, and packed by a `StreamPlanner`
     in bounded memory: `shuffle_buffer + lookahead` documents and `open_rows` rows a worker. Rows are those of
-    `PackedDataset`; further columns are packed alike (a value a token) or carried (one value a document).
+    `PackedDataset`; all further columns are packed alike (a value a token) or carried (one value a document), also those that
+    `neatpack pack` leaves out unless they are named. Tell the collator of each, or leave it out with `ignore_columns`.
 
     A stream stops and resumes at any row: `state_dict()`, here or through `StatefulDataLoader`, holds no tokens; the source
     is read again up to where it was (from the start of the file it was in, or from the beginning where it has no files).
