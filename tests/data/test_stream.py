@@ -250,8 +250,26 @@ def test_documents_over_the_capacity_go_the_way_of_the_policy(overflow):
 
 
 def test_an_overlong_document_is_named_by_its_place_in_the_source():
-    with pytest.raises(PlanError, match=r"document 3 has 50 tokens, a row holds 40.*overflow='split'"):
+    with pytest.raises(PlanError, match=r"record 3: a document of 50 tokens, and a row holds 40.*overflow='split'"):
         rows_of(PackedStream([[1], [2], [3], [4] * 50], CAPACITY, shuffle_buffer=4))
+    stream = datasets.Dataset.from_dict({"input_ids": [[1], [2], [3], [4] * 50]}).to_iterable_dataset(num_shards=2)
+    with pytest.raises(PlanError, match="record 1 of the shards of lane 1 of 2: a document of 50 tokens"):
+        rows_of(PackedStream(stream, CAPACITY, lanes=2))
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3])
+def test_an_overlong_document_of_files_is_named_by_file_and_line_in_whatever_lane_it_lies(lanes, tmp_path, monkeypatch):
+    monkeypatch.setattr("neatpack.data.jsonl.BLOCK_BYTES", 64)
+    long = "long" * 20
+    (tmp_path / "a.txt").write_text(long)
+    columns = {"input_ids": pa.array([[1], [2] * 81], pa.list_(pa.int64()))}
+    for path, where in (
+        (write_jsonl(tmp_path / "a.jsonl", [*[{"text": "short"}] * 20, {"text": long}]), r"a\.jsonl line 21"),
+        (write_parquet(tmp_path / "a.parquet", columns), r"a\.parquet row 1"),
+        (tmp_path / "a.txt", r"a\.txt"),
+    ):
+        with pytest.raises(PlanError, match=rf"{where}: a document of 81 tokens, and a row holds 40\."):
+            rows_of(PackedStream(path, CAPACITY, lanes=lanes, shuffle_buffer=4))
 
 
 def test_documents_in_memory_are_bounded_by_the_options_not_the_source():
@@ -315,7 +333,7 @@ def test_columns_that_rows_cannot_carry_are_refused_by_name(tmp_path):
     ]
     with pytest.raises(SourceError, match="record 1 has columns input_ids; the first has input_ids, reward"):
         rows_of(PackedStream([{"input_ids": [1], "reward": 1}, {"input_ids": [1]}], CAPACITY))
-    with pytest.raises(SourceError, match=r"document 1 has columns .*, reward .a value a token.; those before it .*one value"):
+    with pytest.raises(SourceError, match=r"record 1 has columns .*, reward .a value a token.; those before it .*one value"):
         rows_of(PackedStream([{"input_ids": [1], "reward": 1}, {"input_ids": [1], "reward": [1]}], CAPACITY))
     for name, record, refused in [
         ("a", {"text": "words", "tags": ["x"]}, "'tags' .neither one value a token nor one a document"),

@@ -10,8 +10,9 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +33,17 @@ BATCH_RECORDS = 256
 _NOT_CARRIED = (SEQ_LENGTHS, ATTENTION_MASK)  # rows have lengths of their own, and no padding
 
 
+class Given(NamedTuple):
+    """A document, a mark of where reading can start again (documents since then come again), and what its record is called.
+
+    A mark is of JSON values, or None for the beginning. The name is a call: counting lines costs, and only errors need it.
+    """
+
+    document: Document
+    mark: Any
+    name: Callable[[], str]
+
+
 class Feed(Protocol):
     """A source that is read in order.
 
@@ -41,11 +53,8 @@ class Feed(Protocol):
 
     fingerprint: str
 
-    def read(self, lane: int, lanes: int, epoch: int, mark: Any = None) -> Iterator[tuple[Document, Any]]:
-        """The lane's documents in order, each with a mark of where reading can start again.
-
-        Documents since that mark then come again. A mark is of JSON values, or None for the beginning.
-        """
+    def read(self, lane: int, lanes: int, epoch: int, mark: Any = None) -> Iterator[Given]:
+        """The lane's documents in order, from the last mark on."""
 
 
 def open_feed(source: Any, capacity: int, ignore: Collection[str], reading: Mapping[str, Any]) -> Feed:
@@ -78,7 +87,7 @@ class IterableFeed:
     def __init__(self, source: Iterable[Any] | Callable[[], Iterable[Any]], ignore: Collection[str]) -> None:
         self._source, self._ignore = source, ignore
 
-    def read(self, lane: int, lanes: int, epoch: int, mark: Any = None) -> Iterator[tuple[Document, Any]]:
+    def read(self, lane: int, lanes: int, epoch: int, mark: Any = None) -> Iterator[Given]:
         """See `Feed.read`; there are no marks: reading starts at the beginning."""
         records = self._source() if callable(self._source) else self._source
         columns: set[str] = set()
@@ -91,8 +100,13 @@ class IterableFeed:
                         f"record {index} has columns {', '.join(sorted(own))}; the first has {', '.join(sorted(columns))}. "
                         "Give every record the same, or leave some out with ignore_columns=[...]."
                     )
-                for document in documents_of(record, f"record {index}", self._ignore):
-                    yield document, None
+                yield from _given(record, f"record {index}", self._ignore)
+
+
+def _given(record: Any, where: str, ignore: Collection[str]) -> Iterator[Given]:
+    """The documents of a record, without marks."""
+    for document in documents_of(record, where, ignore):
+        yield Given(document, None, partial(str, where))
 
 
 def _names(record: Any, ignore: Collection[str]) -> set[str]:
@@ -107,11 +121,12 @@ class DatasetFeed:
         self._dataset, self._ignore = dataset, ignore
         self.fingerprint = f"{dataset.num_shards} shards"
 
-    def read(self, lane: int, lanes: int, epoch: int, mark: Any = None) -> Iterator[tuple[Document, Any]]:
+    def read(self, lane: int, lanes: int, epoch: int, mark: Any = None) -> Iterator[Given]:
         """See `Feed.read`; there are no marks: a shuffled dataset cannot go on exactly, so reading starts at the beginning."""
         by_shard = self._dataset.num_shards >= lanes
         dataset = self._dataset.shard(lanes, lane, contiguous=False) if by_shard else self._dataset
         dataset.set_epoch(epoch)
+        of_lane = f" of the shards of lane {lane} of {lanes}" if by_shard and lanes > 1 else ""
         index = 0
         # `iter`, not `__iter__`: the latter shares the records out among DataLoader workers a second time.
         tables = dataset.with_format("arrow").iter(BATCH_RECORDS)
@@ -128,8 +143,7 @@ class DatasetFeed:
                 return
             for record in _records(table):
                 if by_shard or index % lanes == lane:
-                    for document in documents_of(record, f"record {index}", self._ignore):
-                        yield document, None
+                    yield from _given(record, f"record {index}{of_lane}", self._ignore)
                 index += 1
 
 
@@ -148,7 +162,7 @@ class FileFeed:
     def _find(self) -> SourceList:
         return find_parts([self._path], self._options.include)
 
-    def read(self, lane: int, lanes: int, epoch: int, mark: Any = None) -> Iterator[tuple[Document, Any]]:
+    def read(self, lane: int, lanes: int, epoch: int, mark: Any = None) -> Iterator[Given]:
         """See `Feed.read`; a mark is a part, and how many documents came before it."""
         found = self._find()
         if found.fingerprint() != self.fingerprint:
@@ -168,9 +182,10 @@ class FileFeed:
             reader = readers.setdefault(options, DocumentReader(options))
             for chunk in reader.chunks(parts[number], problems):
                 self._refuse_late(chunk)
-                for document in _documents(reader.documents(chunk, problems)):
+                documents = reader.documents(chunk, problems)
+                for nth, document in enumerate(_documents(documents)):
                     if by_part or index % lanes == lane:
-                        yield document, here
+                        yield Given(document, here, partial(documents.places.name, nth))
                     index += 1
 
     def _columns(self, part: Part) -> dict[str, str] | None:

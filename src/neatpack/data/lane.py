@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -110,8 +110,9 @@ class Lane:
         if found is None:
             self._exhausted = True
             return None
-        document, mark = found
-        self._check_columns(document)
+        document, mark, name = found
+        self._check_columns(document, name)
+        self._check_length(len(document[IDS]), name)
         if mark != self._marks[-1][1]:
             self._marks.append((self._position, mark))
         ids = np.ascontiguousarray(document[IDS])
@@ -119,13 +120,20 @@ class Lane:
         self._position += 1
         return entry
 
-    def _check_columns(self, document: Document) -> None:
+    def _check_columns(self, document: Document, name: Callable[[], str]) -> None:
         kinds = {name: isinstance(value, np.ndarray) for name, value in document.items()}
         self._kinds = self._kinds or kinds
         if kinds != self._kinds:
             raise SourceError(
-                f"{self._name(self._position)} has columns {_list(kinds)}; those before it {_list(self._kinds)}. Give every "
-                "document the same."
+                f"{name()} has columns {_list(kinds)}; those before it {_list(self._kinds)}. Give every document the same."
+            )
+
+    def _check_length(self, length: int, name: Callable[[], str]) -> None:
+        """Refuse a document that is too long when it is read: later nobody knows where it came from."""
+        if length > self._capacity and self._overflow == "error":
+            raise PlanError(
+                f"{name()}: a document of {length} tokens, and a row holds {self._capacity}. Raise the capacity, or choose "
+                "overflow='split' (pieces become documents), 'truncate' or 'drop'."
             )
 
     def _name(self, position: int) -> str:
@@ -133,11 +141,6 @@ class Lane:
 
     def _plan(self, entry: Entry) -> list[list[Slice]]:
         length = len(entry.document[IDS])
-        if length > self._capacity and self._overflow == "error":
-            raise PlanError(
-                f"{self._name(entry.position)} has {length} tokens, a row holds {self._capacity}. Raise the capacity, or "
-                "choose overflow='split' (pieces become documents), 'truncate' or 'drop'."
-            )
         placed = min(length, self._capacity) if self._overflow == "truncate" else length
         if placed and not (placed > self._capacity and self._overflow == "drop"):
             self._held[self._added] = (entry, placed)
