@@ -40,6 +40,20 @@ def test_a_file_that_is_named_is_read_whatever_its_name(tree):
     assert names(find_parts([tree / "z" / "d.bin", tree / "LICENSE"])) == ["d.bin", "LICENSE"]
 
 
+@pytest.mark.parametrize("name", ["rows.csv", "rows.TSV"])
+def test_a_table_of_text_is_no_document_unless_that_is_asked_for(tree, name):
+    """Its records would be one document: named it is refused, in a folder it is counted, as .json is."""
+    table = tree / name
+    table.write_text("text,url\na,b\n")
+    with pytest.raises(
+        SourceError, match=rf"{name}: \{table.suffix.lower()} is a table, expected .*Convert it.*rename it to \.txt"
+    ):
+        find_parts([table])
+    assert name not in names(find_parts([tree]))
+    assert find_parts([tree]).ignored[table.suffix] == 1
+    assert names(find_parts([tree], [name])) == [name]
+
+
 def test_sources_keep_the_order_they_are_given_in(tree):
     assert names(find_parts([tree / "z", tree / "a.txt"])) == ["c.md", "a.txt"]
 

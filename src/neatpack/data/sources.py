@@ -30,7 +30,7 @@ MAX_LINKED = 100_000
 DATA_FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".arrow": "arrow"}
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 _TEXT = """
-.txt .md .rst .tex .text .log .org .adoc .srt .vtt .csv .tsv .html .htm .css .xml .yaml .yml .toml .ini .cfg
+.txt .md .rst .tex .text .log .org .adoc .srt .vtt .html .htm .css .xml .yaml .yml .toml .ini .cfg
 .py .pyi .pyx .pxd .ipynb .c .h .cc .cpp .cxx .hpp .cu .cuh .rs .go .java .kt .scala .js .jsx .mjs .ts .tsx .rb .php .pl .pm
 .lua .r .jl .m .swift .cs .fs .hs .ml .mli .ex .exs .erl .clj .lisp .el .dart .nim .zig .d .f .f90 .asm .s .v .sv .vhd .tcl
 .sh .bash .zsh .ps1 .bat .sql .cmake .proto .vim
@@ -38,6 +38,8 @@ _TEXT = """
 TEXT_SUFFIXES = frozenset(_TEXT.split())
 """Files of folders that are read as one text document each."""
 
+TABLE_SUFFIXES = frozenset({".csv", ".tsv"})
+"""Suffixes of tables that are not read: as text, all their records would be one document."""
 
 UNREAD_SUFFIXES = frozenset({".xz", ".bz2", ".zip", ".7z", ".tar", ".tgz"})
 """Suffixes of compressed files that are not read."""
@@ -93,13 +95,14 @@ def find_parts(sources: Sequence[str | Path], include: Sequence[str] = ()) -> So
     """Expand files and folders into the parts to read.
 
     Args:
-        sources: files (read whatever their name: data by suffix, anything else as one text document), folders (walked
+        sources: files (data by suffix, anything else as one text document, but for tables and archives), folders (walked
             in sorted order; data files and known text suffixes are read, the rest is counted, hidden files and
             `__pycache__` are passed over) and folders that `datasets` saved.
         include: glob patterns that select files in folders, by name or by path below the folder.
 
     Raises:
-        SourceError: a source that does not exist, a folder with nothing to read, a `DatasetDict` of several splits.
+        SourceError: a source that does not exist, a file of a kind that is not read, a folder with nothing to read, a
+            `DatasetDict` of several splits.
     """
     if not sources:
         raise SourceError("no source was given: name at least one file or folder.")
@@ -156,6 +159,11 @@ def _refuse_disguised(source: Path) -> None:
     suffix = source.suffix.lower()
     if suffix == ".json":
         raise SourceError(f"{source}: .json may be one document or many. Rename JSON Lines to .jsonl, or a text to .txt.")
+    if suffix in TABLE_SUFFIXES:
+        raise SourceError(
+            f"{source}: {suffix} is a table, expected .jsonl, .parquet or .arrow. Convert it, such as with "
+            'datasets.load_dataset("csv", ...) and to_parquet; if all of it is one text, rename it to .txt.'
+        )
     if suffix in UNREAD_SUFFIXES or (suffix in COMPRESSIONS and format_of(source) is None):
         raise SourceError(f"{source}: compressed, and only .jsonl.gz and .jsonl.zst are read compressed. Decompress it first.")
 
