@@ -1,7 +1,9 @@
 """`neatpack audit` prints a verdict that a person can read, and its exit code is the answer."""
 
 import json
+import re
 
+import numpy as np
 import pytest
 import transformers
 from typer.testing import CliRunner
@@ -86,6 +88,50 @@ def test_packed_rows_are_audited_and_faults_exit_with_one(tmp_path):
     assert [finding["check"] for finding in found["findings"]] == ["vocabulary"]
     result = run(tmp_path / "packed", "--vocab-size", 10)
     assert "fault vocabulary: token id 21 is past the vocabulary of 10" in result.output
+
+
+def test_options_of_another_kind_of_audit_are_refused_by_name(tmp_path):
+    source = tmp_path / "ids.jsonl"
+    source.write_text(json.dumps({"input_ids": [1, 2, 3]}) + "\n")
+    pack(source, tmp_path / "packed", 8)
+    transformers.LlamaConfig().save_pretrained(tmp_path / "model")
+    for arguments, refused in (
+        ([tmp_path / "packed", "--attn", "sdpa"], "--attn is for a model, and .*packed is packed rows. Leave it out"),
+        ([tmp_path / "packed", "--seed", "0"], "--seed is for a model"),
+        ([tmp_path / "packed", "--write", "x.md"], "--write is for --zoo, and .*packed is packed rows"),
+        ([tmp_path / "model", "--vocab-size", "5"], "--vocab-size is for packed rows, and .*model is a model"),
+        ([tmp_path / "model", "--only", "llama"], "--only is for --zoo"),
+        (["--zoo", "--only", "llama", "--pad-id", "0"], "--pad-id is for packed rows, and --zoo audits every model"),
+    ):
+        result = run(*arguments)
+        assert isinstance(result.exception, SourceError), result.output
+        assert re.search(refused, str(result.exception)), result.exception
+
+
+def test_a_model_type_that_transformers_does_not_know_is_one_sentence_and_the_way_out(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "nobodys"}')
+    result = run(tmp_path)
+    assert isinstance(result.exception, SourceError)
+    assert re.fullmatch(
+        r".*config\.json: transformers cannot read this config: [^\n.]*`nobodys`[^\n.]*\. Check the file, or update "
+        r"transformers \([\d.]+\) if the model is newer\.",
+        str(result.exception),
+    ), result.exception
+
+
+def test_a_corrupt_shard_is_one_finding_with_one_way_out(tmp_path):
+    source = tmp_path / "ids.jsonl"
+    source.write_text("".join(json.dumps({"input_ids": [i, i + 1, i + 2]}) + "\n" for i in range(20)))
+    pack(source, tmp_path / "packed", 8)
+    (shard,) = (tmp_path / "packed").glob("data-*.arrow")
+    data = bytearray(shard.read_bytes())
+    data[data.index(np.array([5, 6, 7], np.int32).tobytes())] = 9
+    shard.write_bytes(data)
+    result = run(tmp_path / "packed")
+    assert result.exit_code == 1
+    (line,) = [line for line in result.output.splitlines() if line.startswith("fault")]
+    assert re.search(r"conservation: .*altered since it was written.*Restore it, or pack again\.$", line)
+    assert line.lower().count("pack again") == 1
 
 
 def test_the_zoo_is_audited_by_name_and_written_as_a_page(tmp_path):

@@ -8,9 +8,11 @@ import re
 import pytest
 from typer.testing import CliRunner
 
+import neatpack
+from data.test_pipeline import write_ids
 from neatpack.cli import app, main, one_screen
 from neatpack.data import pack
-from neatpack.errors import SourceError, StoreError
+from neatpack.errors import PlanError, SourceError, StoreError
 from neatpack.planning import plan_rows, save_plan
 
 COMMANDS = ("pack", "inspect", "verify", "audit")
@@ -95,6 +97,52 @@ def test_a_missing_packing_is_one_message_and_exit_code_one(tmp_path, monkeypatc
         main()
     assert stopped.value.code == 1
     assert "not found. Pass a folder that neatpack pack wrote" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what"),
+    [
+        ("ids.jsonl", b'{"input_ids": [1]}\n', r"ids\.jsonl: documents \(jsonl\), expected .* Pack them first: neatpack pack"),
+        ("note.txt", b"a text", r"note\.txt: no \.npz archive of save_plan, expected a folder that neatpack pack wrote"),
+        ("plan.npz", b"", r"plan\.npz: no \.npz archive of save_plan"),
+    ],
+)
+def test_a_file_that_is_no_plan_is_named_with_what_inspect_takes(tmp_path, name, content, what):
+    (tmp_path / name).write_bytes(content)
+    result = run("inspect", tmp_path / name)
+    assert isinstance(result.exception, StoreError)
+    assert re.search(what, str(result.exception)), result.exception
+    assert "Plan the rows anew" not in str(result.exception)
+
+
+def test_a_shard_is_told_from_its_folder(packed):
+    result = run("inspect", next(packed.glob("data-*.arrow")))
+    assert str(result.exception).endswith(f"a shard of a packed folder. Pass the folder: neatpack inspect {packed}")
+
+
+@pytest.mark.parametrize("manifest", [None, '{"made by": "another tool"}'])
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_a_folder_that_something_else_packed_is_pointed_to_the_audit(tmp_path, command, manifest):
+    write_ids(tmp_path / "rows.arrow", [[1, 2, 3]])
+    if manifest:
+        (tmp_path / "manifest.json").write_text(manifest)
+    result = run(command, tmp_path)
+    assert isinstance(result.exception, StoreError)
+    assert str(result.exception).endswith(f"Rows that something else packed are checked by: neatpack audit {tmp_path}")
+
+
+def test_rows_beyond_the_end_are_refused_with_the_number_of_rows(packed, tmp_path):
+    rows = json.loads((packed / "manifest.json").read_text())["counts"]["rows"]
+    result = run("inspect", packed, "--html", tmp_path / "page.html", "--rows", "3:9999")
+    assert isinstance(result.exception, PlanError)
+    assert str(result.exception) == (
+        f"rows 3 to 9998 were asked for, and the packing has {rows} rows, 0 to {rows - 1}. Ask for rows within 0:{rows}."
+    )
+
+
+def test_the_version_is_printed():
+    result = run("--version")
+    assert (result.exit_code, result.output) == (0, f"neatpack {neatpack.__version__}\n")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

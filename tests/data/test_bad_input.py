@@ -31,7 +31,7 @@ def arrow(path: Path, ids: list, **columns: list) -> Path:
 
 # Each bad record stands between two good ones, "ab" (or [1, 2]) before and "cd" (or [3]) after.
 BAD_LINES = {
-    "broken JSON": (b'{"text": "x', r"line 2: broken JSON .*expected one JSON object"),
+    "broken JSON": (b'{"text": "x', r"line 2: broken JSON \([^)]* at column 10\), expected one JSON object"),
     "not an object": (b'["x"]', r"line 2: got a JSON list, expected one JSON object a line"),
     "missing column": (b'{"body": "x"}', r"line 2: no column 'text' \(got 'body'\)"),
     "null text": (b'{"text": null}', r"line 2: 'text' is null, expected a string"),

@@ -54,7 +54,7 @@ def test_a_sample_of_several_shards_shows_the_rows_it_names(tmp_path, monkeypatc
 def test_the_rows_asked_for_are_those_drawn(packed):
     packing = open_packing(packed)
     assert sample_rows(packing, wanted=range(3, 9)).rows.tolist() == [3, 4, 5, 6, 7, 8]
-    with pytest.raises(PlanError, match="rows 5 to 999999 of a packing of"):
+    with pytest.raises(PlanError, match="rows 5 to 999999 were asked for, and the packing has"):
         sample_rows(packing, wanted=range(5, 1_000_000))
 
 
@@ -146,6 +146,9 @@ def test_what_is_no_packing_is_one_error(packed, tmp_path):
     with pytest.raises(StoreError, match="not a finished folder of neatpack pack"):
         open_packing(tmp_path)
     (tmp_path / "x.npz").write_text("no plan")
+    with pytest.raises(StoreError, match=r"x\.npz: no \.npz archive of save_plan"):
+        open_packing(tmp_path / "x.npz")
+    (tmp_path / "x.npz").write_bytes(b"PK\x03\x04 the beginning of one")
     with pytest.raises(StoreError, match="not a whole neatpack plan"):
         open_packing(tmp_path / "x.npz")
     with pytest.raises(SourceError, match="holds its tokens itself"):

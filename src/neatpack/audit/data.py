@@ -366,5 +366,6 @@ def _check_conservation(
     try:
         verify(root, list(sources) or None)
     except StoreError as error:
-        found.add("conservation", "verify", str(error).rstrip("."), np.zeros(1, int), _Place(root, 0), "Pack again.")
+        fault, _, way_out = str(error).rpartition(". ")  # a message ends with its way out
+        found.add("conservation", "verify", fault, np.zeros(1, int), _Place(root, 0), way_out)
     return "source" if sources else "manifest"

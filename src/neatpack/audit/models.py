@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Callable
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +98,11 @@ def load_config(source: Path) -> Any:
     try:
         return AutoConfig.from_pretrained(str(file), trust_remote_code=False)
     except Exception as error:
-        raise SourceError(f"{file}: transformers cannot read this config: {error}") from error
+        first_sentence = re.split(r"(?<=[.!?])\s", str(error).strip(), maxsplit=1)[0].rstrip(".")
+        raise SourceError(
+            f"{file}: transformers cannot read this config: {first_sentence}. Check the file, or update transformers "
+            f"({version('transformers')}) if the model is newer."
+        ) from error
 
 
 def has_weights(source: Path) -> bool:

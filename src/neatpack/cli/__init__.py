@@ -9,6 +9,7 @@ neatpack audit    does this model keep packed documents apart?
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -18,6 +19,7 @@ import neatpack.cli.audit as audit_module
 import neatpack.cli.inspect as inspect_module
 import neatpack.cli.pack as pack_module
 import neatpack.cli.verify as verify_module
+from neatpack import __version__
 from neatpack.errors import PackError
 
 _LINES, _CHARACTERS = 16, 1600  # of an error: one screen
@@ -58,8 +60,18 @@ for _module, _command in (
     app.command(_command.__name__, help=_reflowed(_command.__doc__), epilog=_examples(_module.EXAMPLES))(_command)
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"neatpack {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _commands() -> None:
+def _commands(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
     """Keep `neatpack pack` a command of its own, however many there are."""
 
 

@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from neatpack.audit import DataAudit, ModelAudit, Zoo
     from neatpack.audit.model_audit import AttentionAudit
 
+_OPTIONS = {
+    "a model": ("attn", "seq_len", "seed", "html"),
+    "packed rows": ("vocab_size", "pad_id", "source"),
+    "--zoo": ("only", "write", "workers"),
+}
+"""The options of each kind of audit; the others would be ignored, and are refused."""
+
 _COLOURS = {"isolated": "green", "leaking": "red", "differing": "red", "wrong": "red"}
 _OTHERWISE = "yellow"
 
@@ -34,6 +41,7 @@ _zoo_option = partial(typer.Option, rich_help_panel="Every model of transformers
 
 
 def audit(
+    context: typer.Context,
     target: Annotated[
         Path | None,
         typer.Argument(
@@ -80,6 +88,7 @@ def audit(
         raise SourceError("--html draws how a model's documents move each other: name a model (neatpack inspect draws data).")
     if zoo == (target is not None):
         raise SourceError("name one thing to audit: a model, a folder of packed rows, or --zoo for every model there is.")
+    _refuse_other_kinds(context, target)
     if target is None:
         matrix = _zoo(only or [], workers, write)
         _finish({"entries": list(matrix.entries), "totals": matrix.totals()}, not matrix.wrong, as_json, _print_zoo, matrix)
@@ -94,6 +103,24 @@ def audit(
         if html is not None:
             _write_page(model, html)
         _finish(model.to_dict(), model.passed, as_json, _print_model, model)
+
+
+def _refuse_other_kinds(context: typer.Context, target: Path | None) -> None:
+    """Refuse options that were given and are for another kind of audit than the target asks for."""
+    from neatpack.audit import is_packed_folder
+
+    if target is None:
+        kind, found = "--zoo", "--zoo audits every model"
+    elif is_packed_folder(target):
+        kind, found = "packed rows", f"{target} is packed rows"
+    elif target.exists():
+        kind, found = "a model", f"{target} is a model (no folder with .arrow or .parquet files)"
+    else:
+        return  # reading it says what is missing
+    for other, names in _OPTIONS.items():
+        given = [name for name in names if getattr(context.get_parameter_source(name), "name", "DEFAULT") != "DEFAULT"]
+        if other != kind and given:
+            raise SourceError(f"--{given[0].replace('_', '-')} is for {other}, and {found}. Leave it out.")
 
 
 def _finish(values: dict[str, Any], passed: bool, as_json: bool, show: Any, result: Any) -> None:

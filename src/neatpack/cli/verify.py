@@ -6,13 +6,14 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from neatpack.cli.progress import progress_bar
 from neatpack.data.verify import verify as verify_folder
+from neatpack.errors import StoreError
 
 EXAMPLES = (
     "neatpack verify packed",
@@ -30,16 +31,21 @@ def verify(
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="With --source: let a hub tokenizer run the code that it ships.")
     ] = False,
-    json_output: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print the report, or the first fault, as JSON.")] = False,
 ) -> None:
     """Check checksums, boundaries and counts of a packed folder, and that nothing was lost or doubled.
 
     Exit code 0 if all is right; else 1, with the first fault on stderr.
     """
-    with progress_bar() as progress:
-        report = verify_folder(folder, source, workers=workers, trust_remote_code=trust_remote_code, progress=progress)
+    try:
+        with progress_bar() as progress:
+            report = verify_folder(folder, source, workers=workers, trust_remote_code=trust_remote_code, progress=progress)
+    except StoreError as error:
+        if json_output:
+            _print_json({"folder": str(folder), "passed": False, "fault": str(error)})
+        raise
     if json_output:
-        sys.stdout.write(json.dumps(asdict(report), indent=1) + "\n")
+        _print_json({**asdict(report), "passed": True, "fault": None})
         return
     against = "the source, read again" if report.source else "the documents that were packed"
     Console().print(
@@ -48,3 +54,7 @@ def verify(
         highlight=False,
         soft_wrap=True,
     )
+
+
+def _print_json(values: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(values, indent=1) + "\n")

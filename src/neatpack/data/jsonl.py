@@ -297,6 +297,9 @@ def _record(line: bytes, layout: Layout) -> dict[str, Any]:
         record = json.loads(line)
     except UnicodeDecodeError as error:
         raise BadLineError("invalid UTF-8", f"invalid UTF-8 at byte {error.start}, expected UTF-8 text.") from error
+    except json.JSONDecodeError as error:  # its own line number is always 1
+        wrong = f"{error.msg} at column {error.colno}"
+        raise BadLineError("broken JSON", f"broken JSON ({wrong}), expected one JSON object.") from error
     except (ValueError, RecursionError) as error:
         raise BadLineError("broken JSON", f"broken JSON ({error}), expected one JSON object.") from error
     if not isinstance(record, dict):

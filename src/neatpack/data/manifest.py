@@ -65,13 +65,25 @@ def load_manifest(folder: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         partial = folder.with_name(f"{folder.name}.partial")
         hint = f" An unfinished run is in {partial}: run its command again." if partial.exists() else ""
-        raise StoreError(f"{path}: not found; {folder} is not a finished folder of neatpack pack.{hint}") from error
+        raise StoreError(
+            f"{path}: not found; {folder} is not a finished folder of neatpack pack.{hint or _packed_elsewhere(folder)}"
+        ) from error
     except (OSError, ValueError, RecursionError) as error:
         raise StoreError(f"{path}: not readable ({error}). Pack again, or restore the file.") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != "neatpack" or manifest.get("version") != MANIFEST_VERSION:
-        raise StoreError(f"{path}: expected a neatpack manifest of version {MANIFEST_VERSION}. Use the neatpack that wrote it.")
-    _check_manifest(path, manifest)
-    return manifest
+    foreign = not isinstance(manifest, dict) or manifest.get("format") != "neatpack"
+    if foreign or manifest.get("version") != MANIFEST_VERSION:
+        way_out = (foreign and _packed_elsewhere(folder)) or " Use the neatpack that wrote it."
+        raise StoreError(f"{path}: expected a neatpack manifest of version {MANIFEST_VERSION}.{way_out}")
+    checked: dict[str, Any] = manifest
+    _check_manifest(path, checked)
+    return checked
+
+
+def _packed_elsewhere(folder: Path) -> str:
+    """The way out for a folder of rows that is none of ours."""
+    if any(next(folder.glob(pattern), None) for pattern in ("*.arrow", "*.parquet")):
+        return f" Rows that something else packed are checked by: neatpack audit {folder}"
+    return ""
 
 
 def options_of(folder: Path, manifest: dict[str, Any]) -> PackOptions:

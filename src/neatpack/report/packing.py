@@ -14,6 +14,8 @@ from neatpack.data.manifest import load_manifest
 from neatpack.data.opening import OpenedSource, open_source
 from neatpack.data.options import PackOptions
 from neatpack.data.records import IDS
+from neatpack.data.sources import format_of
+from neatpack.data.store import MANIFEST
 from neatpack.data.tokenize import Tokenizer, load_tokenizer
 from neatpack.errors import PackError, SourceError, StoreError
 from neatpack.planning import PackPlan, load_plan
@@ -113,7 +115,21 @@ def _open_folder(folder: Path, tokenizer: str | None, progress: Progress | None)
     )
 
 
+def _refuse_no_plan(file: Path) -> None:
+    """Say what a file is that cannot be a plan, not even a damaged one."""
+    with file.open("rb") as stream:
+        if stream.read(2) == b"PK":
+            return
+    if (file.parent / MANIFEST).is_file() and format_of(file):
+        raise StoreError(f"{file}: a shard of a packed folder. Pass the folder: neatpack inspect {file.parent}")
+    kind = format_of(file)
+    what = "no .npz archive of save_plan" if kind is None else f"documents ({kind})"
+    hint = "" if kind is None else f" Pack them first: neatpack pack {file} --out DIR --seq-len N"
+    raise StoreError(f"{file}: {what}, expected a folder that neatpack pack wrote, or a file that save_plan wrote.{hint}")
+
+
 def _open_plan(file: Path, source: str | os.PathLike[str] | None, tokenizer: str | None) -> Packing:
+    _refuse_no_plan(file)
     plan = load_plan(file)
     opened = None
     if source is not None:

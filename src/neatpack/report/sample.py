@@ -74,7 +74,10 @@ def sample_rows(packing: Packing, *, wanted: range | None = None, seed: int = 0)
     plan = packing.plan
     marks = _marks(plan) if wanted is None else {}
     if wanted is not None and not 0 <= wanted.start < wanted.stop <= plan.num_rows:
-        raise PlanError(f"rows {wanted.start} to {wanted.stop - 1} of a packing of {plan.num_rows} rows.")
+        raise PlanError(
+            f"rows {wanted.start} to {wanted.stop - 1} were asked for, and the packing has {plan.num_rows} rows, 0 to "
+            f"{plan.num_rows - 1}. Ask for rows within 0:{plan.num_rows}."
+        )
     order = np.arange(wanted.start, wanted.stop) if wanted is not None else _drawn(plan.num_rows, list(marks.values()), seed)
     rows = np.sort(_that_fit(order[:MAX_ROWS], np.diff(plan.row_offsets)))
     taken = plan.take_rows(rows)
