@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 
 from hf.stand_ins import ROWS, batch_for, logits_of
 from neatpack import PackedCollator, check_isolation
@@ -143,6 +144,15 @@ def test_a_model_whose_own_forward_was_replaced_is_refused(name):
     assert type(model) is getattr(transformers, type(model).__name__)
 
 
+@pytest.fixture
+def a_new_process_state():
+    """Accelerate keeps its settings for the process: other tests have theirs."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.mark.usefixtures("a_new_process_state")
 def test_a_model_that_is_prepared_afterwards_still_reads_boundaries():
     model = use_packed_varlen(small_model("mpt", None, 32))
     batch = batch_for(model)
