@@ -6,6 +6,7 @@ import ast
 import inspect
 import sys
 from collections.abc import Iterator
+from textwrap import dedent
 from typing import Any
 
 
@@ -34,7 +35,7 @@ def _nodes_with_helpers(source: str, kind: type) -> Iterator[ast.AST]:
         yield node
         called = namespace.get(node.func.id) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else None
         if inspect.isfunction(called) and called.__module__ == kind.__module__:
-            yield from ast.walk(ast.parse(inspect.getsource(called)))
+            yield from ast.walk(ast.parse(dedent(inspect.getsource(called))))  # it may stand in an `if`
 
 
 def _shifts(node: ast.AST, model: Any) -> bool:
