@@ -153,7 +153,8 @@ def test_offsets_may_end_in_empty_segments():
 
 
 def test_a_compiled_model_has_one_program_for_any_documents():
-    """Compiled once more when the number of documents first changes."""
+    """Compiled once more, at most, when the number of documents first changes."""
+    torch._dynamo.reset()  # what other tests compiled would be taken into account
     model = use_packed_varlen(small_model("mpt", None, 32))
     graphs = []
 
@@ -166,7 +167,7 @@ def test_a_compiled_model_has_one_program_for_any_documents():
         batch = dict(collator_for(model)([{"input_ids": list(range(3, 35)), "seq_lengths": lengths}] * 2))
         del batch["labels"]
         assert torch.equal(logits_of(compiled, **batch), logits_of(model, **batch))
-    assert len(graphs) == 2
+    assert 1 <= len(graphs) <= 2
 
 
 def test_views_of_one_part_of_a_tensor_count_as_the_same_until_it_changes():

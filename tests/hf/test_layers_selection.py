@@ -267,6 +267,21 @@ def test_masks_by_layer_type_and_of_a_whole_cache_of_fixed_size_are_looked_throu
                 model(**bare, attention_mask=dict.fromkeys(kinds, each), use_cache=False)
 
 
+def test_a_mask_by_layer_type_may_be_shorter_than_what_a_cache_has_seen():
+    """Caches of windows forget; positions that stand still on padding are looked at under such a mask too."""
+    model = use_packed_varlen(small_model("llama4_text", None, 32))
+    ids, cache = torch.arange(3, 43)[None], transformers.DynamicCache(config=model.config)
+    keyword = cache_keyword(model)
+    with torch.no_grad():
+        model(input_ids=ids[:, :30], **{keyword: cache})
+        cut = torch.ones(1, 1, 10, 40, dtype=torch.bool).tril(30)
+        masks = {kind: cut if kind == "full_attention" else cut[..., -17:] for kind in set(model.config.layer_types)}
+        positions = torch.arange(30, 40)[None]
+        positions[0, 4] = 0
+        with pytest.raises(ContractError, match="position_ids go from 33 to 0 at row 0, position 4"):
+            model(input_ids=ids[:, 30:], position_ids=positions, attention_mask=masks, **{keyword: cache})
+
+
 def test_a_model_works_in_a_process_that_registered_nothing(tmp_path):
     model = use_packed_varlen(small_model("persimmon", None, 32))
     torch.save(model, tmp_path / "model.pt")

@@ -94,6 +94,8 @@ def check_positions(model: Any, names: list[str], arguments: tuple[Any, ...], op
     positions, mask = named.get("position_ids"), named.get("attention_mask")
     if not isinstance(positions, torch.Tensor) or positions.dim() != 2 or named.get("cu_seq_lens_q") is not None:
         return
+    if positions.shape[1] < 2:
+        return  # a step on a cache
     asked = named.get("use_cache")
     made = getattr(model.config.get_text_config(), "use_cache", True) if asked is None else asked
     cached = made or any(named.get(name) is not None for name in CACHES)
@@ -158,13 +160,13 @@ def _refuse_where_mask_lets_through(mask: Any, positions: torch.Tensor, named: d
     if mask is None or isinstance(mask, PackedMask):
         refuse_lost_boundaries(positions, len(positions), length, starts=None if mask is None else mask.starts)
     elif isinstance(mask, torch.Tensor) and mask.dim() == 2 and mask.shape[1] >= length:
-        first = mask.shape[1] - length
-        if held is not None:  # of a cache of fixed size the mask may name the unused places too
-            first = min(held, first)
+        tail = mask.shape[1] - length  # of a cache of fixed size the mask may name the unused places too
+        first = tail if held is None else min(held, tail)
         kept = mask[:, first : first + length].to(torch.bool)
         refuse_lost_boundaries(positions, max(len(mask), len(positions)), length, kept=kept)
     elif isinstance(mask, torch.Tensor) and mask.dim() == 4:
-        refuse_lost_boundaries(positions, max(len(mask), len(positions)), length, mask=mask, first=held)
+        covered = held is not None and held + length <= mask.shape[3]  # caches of windows forget
+        refuse_lost_boundaries(positions, max(len(mask), len(positions)), length, mask=mask, first=held if covered else None)
 
 
 def _refuse_finished_mask(model: Any, mask: Any, named: dict[str, Any]) -> None:
