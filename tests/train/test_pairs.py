@@ -41,7 +41,7 @@ def tiny_model(seed):
     torch.manual_seed(seed)
     size = {"vocab_size": 37, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 256, "initializer_range": 0.5}
     return GPT2LMHeadModel(
-        GPT2Config(**size, attn_pdrop=0, embd_pdrop=0, resid_pdrop=0, bos_token_id=0, eos_token_id=0)
+        GPT2Config(**size, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0, bos_token_id=0, eos_token_id=0)
     ).double()
 
 
