@@ -183,6 +183,21 @@ def test_a_setting_that_would_compute_another_loss_is_refused(options, training,
         PackedTrainer(tiny_model("sdpa"), arguments(tmp_path, **training), packed_loss=PackedLoss(), **options)
 
 
+def test_a_trainer_that_divides_gradients_by_accumulation_once_more_is_refused(tmp_path):
+    """As transformers 5.4 does: losses are right there, and gradients a fraction of what they should be."""
+
+    class OlderTrainer(Trainer):
+        def create_accelerator_and_postprocess(self):
+            super().create_accelerator_and_postprocess()
+            self.accelerator.gradient_accumulation_steps = 3
+
+    class PackedTrainer(PackedLossMixin, OlderTrainer):
+        pass
+
+    with pytest.raises(ContractError, match="divide gradients by the 3 steps of accumulation"):
+        PackedTrainer(tiny_model("sdpa"), arguments(tmp_path), packed_loss=PackedLoss())
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -229,6 +229,13 @@ class PackedLossMixin(_Base):  # type: ignore[misc]
                 f"nn.DataParallel over {self.args.n_gpu} devices cuts the offsets of a packed batch along with its rows. "
                 "Start one process a device (torchrun, accelerate launch)."
             )
+        divided = self.accelerator.gradient_accumulation_steps
+        if divided > 1 and str(self.accelerator.distributed_type.value) != "DEEPSPEED":
+            raise ContractError(
+                f"this version of transformers lets Accelerate divide gradients by the {divided} steps of accumulation, and the "
+                "loss is divided for them already. Upgrade transformers (5.24 does not), or train with "
+                "gradient_accumulation_steps=1."
+            )
         parallel = self.get_cp_size() * self.get_sp_size()
         if parallel > 1:
             raise ContractError(
