@@ -31,7 +31,7 @@ _ATTENTION = """
 module query key value query_states key_states value_states query_length key_length q k v is_causal causal training
 scaling attention_scaling softmax_scale dropout dropout_p sliding_window softcap s_aux sinks indices block_indices block_table
 cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k cache_seqlens k_cache v_cache deterministic
-use_top_left_mask target_dtype attn_implementation supports_mapping
+use_top_left_mask target_dtype attn_implementation supports_mapping context_shard context_group
 """
 _LOSS = "source target logits pooled_logits vocab_size config ignore_index num_items_in_batch reduction"
 

@@ -232,8 +232,8 @@ class PackedLossMixin(_Base):  # type: ignore[misc]
         divided = self.accelerator.gradient_accumulation_steps
         if divided > 1 and str(self.accelerator.distributed_type.value) != "DEEPSPEED":
             raise ContractError(
-                f"this version of transformers lets Accelerate divide gradients by the {divided} steps of accumulation, and the "
-                "loss is divided for them already. Upgrade transformers (5.24 does not), or train with "
+                f"this version of transformers lets Accelerate divide gradients by the {divided} steps of accumulation, and "
+                "the loss is divided for them already. Upgrade transformers (5.24 does not), or train with "
                 "gradient_accumulation_steps=1."
             )
         parallel = self.get_cp_size() * self.get_sp_size()
