@@ -96,6 +96,8 @@ def main() -> None:
         losses.append(loss.item())
     if rank == 0:
         print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f} in {STEPS} steps")
+    dist.barrier()  # nobody closes its connections while another one still uses them
+    del model, optimizer  # they hold the process group
     dist.destroy_process_group()
 
 
