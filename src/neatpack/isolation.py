@@ -250,12 +250,12 @@ def check_isolation(
         >>> report = check_isolation(model, collator(rows))  # doctest: +SKIP
         >>> report.raise_if_leaking()                        # doctest: +SKIP
     """
-    inputs = _on_model_device(model, batch)
+    inputs = on_model_device(model, batch)
     documents = _documents(inputs, doc_ids)
     probed = _sample(documents, max_documents)
     swap = _TokenSwap(model, inputs["input_ids"])
-    with _evaluating(model):
-        call = _accepted(model, inputs)
+    with evaluating(model):
+        call = accepted(model, inputs)
         before = _logits(model, call)
         noise = _per_document(_moved(_logits(model, call), before), documents).max(initial=0.0)
         influence = np.zeros((len(probed), len(documents)))
@@ -391,10 +391,10 @@ def _one_document(model: torch.nn.Module, tokens: torch.Tensor, position_start: 
     boundaries = {**to_flash_attention_kwargs(one_segment), "doc_ids": one_segment.doc_ids, "packed_seq_params": one_segment}
     offsets = {name: value for name, value in boundaries.items() if name in named}
     positions = position_start + torch.arange(tokens.shape[1], device=tokens.device)[None]
-    return {"input_ids": tokens, **_accepted(model, {"position_ids": positions, "use_cache": False}), **offsets}
+    return {"input_ids": tokens, **accepted(model, {"position_ids": positions, "use_cache": False}), **offsets}
 
 
-def _accepted(model: torch.nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
+def accepted(model: torch.nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """The batch as the model is called with it: a forward that cannot take boundaries or labels is called without them.
 
     What such a model does with packed documents is what the probe then measures.
@@ -441,7 +441,8 @@ def _default_tolerance(model: torch.nn.Module, logits: torch.Tensor, documents: 
     return rounding * max(1.0, float(_per_document(sizes, documents).max(initial=0.0)))
 
 
-def _on_model_device(model: torch.nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
+def on_model_device(model: torch.nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """The batch, its tensors where the model's parameters are."""
     tokens = batch.get("input_ids")
     if not isinstance(tokens, torch.Tensor) or tokens.dim() != 2:
         raise MetadataError("the batch must hold input_ids [B, S]; the probe changes tokens, so embeddings will not do.")
@@ -451,7 +452,7 @@ def _on_model_device(model: torch.nn.Module, batch: Mapping[str, Any]) -> dict[s
 
 
 @contextmanager
-def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
     """Eval mode and no gradients inside; every submodule's own flag afterwards."""
     training = [(module, module.training) for module in model.modules()]
     model.eval()

@@ -99,6 +99,15 @@ def test_a_loss_that_asks_for_the_token_itself_is_stopped_before_the_first_step(
     assert model.training
 
 
+def test_the_look_at_the_loss_leaves_parts_that_were_put_in_eval_as_they_are():
+    model = tiny_model("llama").train()
+    model.model.layers[0].eval()
+    batch = collator_for(model)([{"input_ids": [5, 6, 7, 8, 9, 10], "seq_lengths": [4, 2]}])
+    before = [part.training for part in model.modules()]
+    assert require_isolation(model, batch).isolated
+    assert [part.training for part in model.modules()] == before
+
+
 def test_the_callback_changes_nothing_that_is_trained(tmp_path):
     losses = []
     for callback in (isolation_callback(), isolation_callback(probe=False)):

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from neatpack.errors import ContractError, MetadataError, MissingDependencyError
 from neatpack.hf.contracts import contract_for
-from neatpack.isolation import IsolationReport, check_isolation
+from neatpack.isolation import IsolationReport, accepted, check_isolation, evaluating, on_model_device
 from neatpack.packed_seq import PackedSeqParams
 from neatpack.train.labels import IGNORE_INDEX
 
@@ -136,13 +136,12 @@ def _refuse_loss_of_the_token_itself(model: torch.nn.Module, batch: Mapping[str,
     labels = batch.get("labels")
     if not isinstance(labels, torch.Tensor) or not bool((labels != IGNORE_INDEX).any()):
         return
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            result = model(**_without_loss(batch), labels=labels)
-    finally:
-        model.train(training)
+    call = accepted(model, on_model_device(model, {**_without_loss(batch), "labels": labels}))
+    if "labels" not in call:
+        return  # it has no loss
+    labels = call["labels"]
+    with evaluating(model):
+        result = model(**call)
     loss, logits = getattr(result, "loss", None), getattr(result, "logits", None)
     if loss is None or logits is None or logits.shape[:2] != labels.shape:
         return
