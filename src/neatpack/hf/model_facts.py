@@ -111,7 +111,7 @@ def model_facts(model: torch.nn.Module) -> ModelFacts:
     """Read the facts off a built model: its config, modules, signatures and source."""
     config: Any = model.config
     text = config.get_text_config()
-    sources = _sources(model)
+    sources = sources_of(model)
     whole = "\n".join(sources.values())
     attention = [(name, module) for name, module in model.named_modules() if _INTERFACE in _source_of(module, sources)]
     kinds = tuple(sorted(set(getattr(text, "layer_types", None) or ()) - _TOKENWISE_KINDS))
@@ -132,7 +132,7 @@ def model_facts(model: torch.nn.Module) -> ModelFacts:
         loses_kwargs=_names(_modules_that_lose_kwargs(model, attention, sources)),
         asks_attention_for=_asked(sources),
         selects_by_itself=_names(module for _, module in attention if "topk(" in _source_of(module, sources)),
-        rewrites_mask=_names(module for _, module in attention if _rewrites_mask(_source_of(module, sources))),
+        rewrites_mask=rewrites_masks(model, sources),
         recurrent=tuple(_recurrent(model)),
         layer_kinds=kinds,
         blocks=_blocks(text),
@@ -151,7 +151,7 @@ def other_inputs(model: torch.nn.Module) -> tuple[str, ...]:
     return tuple(name for name in inspect.signature(model.forward).parameters if _OTHER_INPUT.search(name))
 
 
-def _sources(model: torch.nn.Module) -> dict[type, str]:
+def sources_of(model: torch.nn.Module) -> dict[type, str]:
     """The source of every class the model is made of, and of their own base classes; torch's layers aside."""
     classes = {kind for module in model.modules() for kind in type(module).__mro__ if not _foundation(kind)}
     modules = {name: _classes_in(sys.modules.get(name)) for name in {kind.__module__ for kind in classes}}
@@ -331,18 +331,19 @@ def _modules_that_lose_kwargs(
                 yield module
 
 
-def rewrites_masks(model: torch.nn.Module) -> tuple[str, ...]:
-    """Names of attention classes that compute a mask of their own, and do not tell the registered function by `indices`."""
-    sources = _sources(model)
-    if "indices" in _asked(sources):
-        return ()
+def rewrites_masks(model: torch.nn.Module, sources: dict[type, str]) -> tuple[str, ...]:
+    """Names of attention classes that compute a mask of their own from the one they are given."""
     texts = ((module, _source_of(module, sources)) for module in model.modules())
     return _names(module for module, source in texts if _INTERFACE in source and _rewrites_mask(source))
 
 
-def loses_positions(model: torch.nn.Module) -> bool:
+def selects_by_indices(sources: dict[type, str]) -> bool:
+    """Do its attention layers tell the registered function which keys they selected?"""
+    return "indices" in _asked(sources)
+
+
+def loses_positions(model: torch.nn.Module, sources: dict[type, str]) -> bool:
     """Is there an attention layer that the model does not tell its `position_ids`, so that it cannot see them restart?"""
-    sources = _sources(model)
     modules = dict(model.named_modules())
     for name in (name for name, module in modules.items() if _INTERFACE in _source_of(module, sources)):
         parts = name.split(".")

@@ -97,18 +97,19 @@ def use_packed_varlen(model: Model, name: str = "packed_varlen") -> Model:
     from neatpack.hf.layers import stand_in_for
     from neatpack.hf.layers.base import PackedLayer
     from neatpack.hf.layers.models import ChecksPositions, LooksFirst, ReadsBoundaries, looking
-    from neatpack.hf.model_facts import loses_positions
+    from neatpack.hf.model_facts import loses_positions, sources_of
 
     models = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
     if not models:
         raise ContractError(f"{type(model).__name__} is no transformers model: nothing in it selects an attention.")
     layers = {part: kind for part in model.modules() if not isinstance(part, LooksFirst) and (kind := stand_in_for(part))}
     layers |= {part: type(part) for part in model.modules() if isinstance(part, PackedLayer)}
-    lost = not layers and loses_positions(models[0])
+    sources = {} if layers else sources_of(models[0])
+    lost = not layers and loses_positions(models[0], sources)
     changing = [each for each in models if (layers or lost) and not isinstance(each, LooksFirst)]
     _refuse_replaced(*layers, *changing)
     if not layers:
-        _refuse_own_masks(models[0])
+        _refuse_own_masks(models[0], sources)
         _set(models[0], name)
     for part, kind in layers.items():
         part.__class__ = kind
@@ -122,11 +123,11 @@ def use_packed_varlen(model: Model, name: str = "packed_varlen") -> Model:
     return model
 
 
-def _refuse_own_masks(model: torch.nn.Module) -> None:
-    from neatpack.hf.model_facts import rewrites_masks
+def _refuse_own_masks(model: torch.nn.Module, sources: dict[type, str]) -> None:
+    from neatpack.hf.model_facts import rewrites_masks, selects_by_indices
 
-    names = rewrites_masks(model)
-    if names:
+    names = rewrites_masks(model, sources)
+    if names and not selects_by_indices(sources):
         raise ContractError(
             f"{type(model).__name__}: {', '.join(names)} computes a mask of its own from the one it is given, as numbers to "
             "add, which those of packed_varlen are not. contract_for(model) says what it can be trained on."
